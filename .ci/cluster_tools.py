@@ -5,9 +5,9 @@ published schemas into .tools/schemas, for tests that need the real programs and
     .ci/cluster_tools.py etcd kube-apiserver schemas envoy-gateway
     .ci/cluster_tools.py kube-controller-manager node containerd cni helm crane cosign prometheus otelcol keda-scaler
 
-It uses published Go modules and plain `go build`: no prebuilt binary, no container, no root. It skips a tool whose stamp file has
-the right version. If Go or a module is unavailable, it prints so and exits with 3; the tests that need the tool are then skipped
-with a message. Standard library only.
+The program uses published Go modules and plain `go build`: no prebuilt binary, no container, no root. The program skips a tool whose stamp
+file has the right version. If Go or a module is unavailable, the program prints this and exits with 3; the tests that need the tool are
+then skipped with a message. Standard library only.
 """
 
 import hashlib
@@ -45,9 +45,9 @@ INFERENCE_EXTENSION_VERSION = "v1.6.0"
 
 class Tool(NamedTuple):
     """A tool to build, with one `go build` for each of `packages`. `told` are linker variables that the tool's own build scripts set.
-    `tags` are build tags. The tools of a family are built with one go.mod, and so with one version of each dependency: then a
-    package that two of them need is compiled once. `files` are files and folders of the module that tests need; `build` copies
-    them into `.tools/NAME`. `tests` are packages whose tests `go test -c` makes a program of."""
+    `tags` are build tags. The tools of a family are built with one go.mod, and so with one version of each dependency: then a package
+    that two tools need is compiled once. `files` are files and folders of the module that tests need; `build` copies them into
+    `.tools/NAME`. `tests` are packages whose tests `go test -c` makes a program of."""
 
     module: str
     version: str
@@ -57,14 +57,14 @@ class Tool(NamedTuple):
     tags: str = ""
     files: tuple[str, ...] = ()
     tests: dict[str, str] = {}
-    # A folder of this repository with the program and its go.mod, for a tool that is published as libraries only.
+    # A folder of this repository with the source and the go.mod of the program, for a tool that is published as libraries only.
     source: str = ""
 
 
 TABLE = {
-    # `go install` refuses a module with replace directives, so `build` makes a module that requires it.
+    # `go install` refuses a module with replace directives, so `build` makes a module that requires etcd's module.
     "etcd": Tool("go.etcd.io/etcd/server/v3", "v3.6.15", {"etcd": "go.etcd.io/etcd/server/v3"}),
-    # `make test` needs no more of Kubernetes than its API server.
+    # The API server is all that `make test` needs of Kubernetes.
     "kube-apiserver": Tool(
         KUBERNETES,
         KUBERNETES_VERSION,
@@ -97,13 +97,13 @@ TABLE = {
         "v1.9.1",
         {path.rpartition("/")[2]: f"{CNI_PLUGINS}/plugins/{path}" for path in ("main/ptp", "main/loopback", "ipam/host-local", "meta/portmap")},
     ),
-    # Renders, checks and installs the chart. Two thirds of its packages are Kubernetes' too.
+    # Renders, checks and installs the chart. The family is Kubernetes, because two thirds of Helm's packages also belong to Kubernetes.
     "helm": Tool("helm.sh/helm/v4", "v4.3.1", {"helm": "helm.sh/helm/v4/cmd/helm"}, family=KUBERNETES),
     # Builds images without a container engine, and is a registry.
     "crane": Tool("github.com/google/go-containerregistry", "v0.22.1", {"crane": "github.com/google/go-containerregistry/cmd/crane"}),
     # Signs images, in the test of the release.
     "cosign": Tool("github.com/sigstore/cosign/v3", "v3.1.3", {"cosign": "github.com/sigstore/cosign/v3/cmd/cosign"}),
-    # Its command `translate` turns manifests into Envoy's configuration, offline.
+    # The command `egctl translate` turns manifests into Envoy's configuration, offline.
     "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}, family=ENVOY_GATEWAY),
     # The controller, with its chart.
     "envoy-gateway-controller": Tool(
@@ -113,14 +113,15 @@ TABLE = {
         family=ENVOY_GATEWAY,
         files=("charts/gateway-helm",),
     ),
-    # It is built without the assets of its web page, which the tag `builtinassets` would add, and without service discovery by clouds.
+    # Prometheus is built without the assets of its web page, which the tag `builtinassets` would add, and without service discovery by
+    # clouds.
     "prometheus": Tool(
         PROMETHEUS, "v0.313.5", {name: f"{PROMETHEUS}/cmd/{name}" for name in ("prometheus", "promtool")}, tags="remove_all_sd"
     ),
-    # A collector with what `e2e/observe` needs: its makers publish no program as a module.
+    # A collector with the parts that `e2e/observe` needs, because OpenTelemetry publishes no program of the collector as a module.
     "otelcol": Tool("go.opentelemetry.io/collector/otelcol", "v0.165.0", {"otelcol": "."}, source="e2e/observe/collector"),
     # istiod and the agent, with the charts and the template of Envoy's bootstrap. Istio 1.31; the module proxy has no tagged version.
-    # Istio's own Envoy is not published as a module; the tests use the stock one.
+    # Istio's own Envoy is not published as a module; the tests use the stock Envoy.
     "istio": Tool(
         ISTIO,
         "v0.0.0-20260827124520-eed52ebb66ad",
@@ -158,7 +159,7 @@ SCHEMAS = [
     Schemas(INFERENCE_EXTENSION, INFERENCE_EXTENSION_VERSION, "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"),
     Schemas(INFERENCE_EXTENSION, "v1.5.0", "config/crd/bases/*_inference[mo]*s.yaml"),
     Schemas(INFERENCE_EXTENSION, "v0.5.1", "config/crd/bases/*_inferencemodels.yaml"),
-    # What the chart makes for cert-manager and for the Prometheus operator.
+    # The kinds of the objects that the chart makes for cert-manager and for the Prometheus operator.
     Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_certificates.yaml"),
     Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_issuers.yaml"),
     Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_clusterissuers.yaml"),
@@ -169,7 +170,7 @@ SCHEMAS = [
 ]
 
 
-# A program of ours with KEDA's package `scalers`: the test's client of our external scaler.
+# The name of our program with KEDA's package `scalers`, which is the test's client of our external scaler.
 KEDA_SCALER = "keda-scaler"
 KEDA_PROGRAM = ROOT / "e2e" / "observe" / "keda" / "main.go"
 
@@ -201,7 +202,7 @@ def build(name: str) -> None:
         write_module(folder, [other for other in TABLE.values() if tool.family and other.family == tool.family] or [tool])
     (TOOLS / "bin").mkdir(exist_ok=True)
     flags = " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in tool.told.items())])
-    # Several packages at once are linked side by side; go then names each binary after its package.
+    # Go links several packages of one build at the same time, and then names each binary after its package.
     output = TOOLS / "bin" / (next(iter(tool.packages)) if len(tool.packages) == 1 else "")
     go(folder, "build", "-trimpath", NO_INLINING, f"-tags={tool.tags}", f"-ldflags={flags}", "-o", f"{output}", *tool.packages.values())
     for binary, package in tool.tests.items():
@@ -231,7 +232,7 @@ def build_keda_scaler() -> None:
     for file in (folder / "pkg" / "scalers").glob("*.go"):
         if file.name not in ("scaler.go", "external_scaler.go"):
             file.unlink()
-    # The one name that external_scaler.go takes from another scaler's file, with KEDA's value.
+    # Writes the only name that external_scaler.go takes from another scaler's file, with KEDA's value.
     (folder / "pkg" / "scalers" / "rest.go").write_text('package scalers\n\nconst externalMetricType = "External"\n')
     (folder / "cmd" / KEDA_SCALER).mkdir()
     shutil.copy(KEDA_PROGRAM, folder / "cmd" / KEDA_SCALER)
@@ -266,7 +267,7 @@ def write_module(folder: pathlib.Path, tools: list[Tool]) -> None:
 
 
 def fetch_schemas() -> None:
-    """Copies the files of all modules into one folder. The repository contains none of them."""
+    """Copies the files of all modules into one folder. The repository contains none of these files."""
     stamp = TOOLS / ("." + "-".join(["schemas", *(schemas.version for schemas in SCHEMAS)]))
     if stamp.exists() and (TOOLS / "schemas").exists():
         return

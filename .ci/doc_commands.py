@@ -23,9 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "docs/how-to/install.md", "docs/how-to/upgrade.md"]
 # The page whose tables quote texts of the programs, in the first column.
 QUOTING = "docs/how-to/troubleshooting.md"
-# A quotation of another program has its name in brackets after it.
+# A quotation of another program has the program's name in brackets after the quotation.
 FOREIGN = re.compile(r"`[^`]+` \((?:Envoy|Istio|Helm)\)")
-# Shorter quotations, such as a status code, are not checked.
+# The minimum length of a quotation that is checked, in characters. Shorter quotations, such as a status code, occur everywhere.
 QUOTED_CHARACTERS_MIN = 6
 HELM = ROOT / ".tools" / "bin" / "helm"
 # Exit code for "cannot run on this machine", as in `.ci/cluster_tools.py`.
@@ -86,8 +86,8 @@ def section(page: str, heading: str) -> Section:
 
 
 def lay_out(page: str, heading: str, folder: pathlib.Path, pause_seconds_max: int = 3600) -> pathlib.Path:
-    """Writes the files and the script of a section into a folder that looks like the repository, and returns the script. It stops at
-    the first command that fails, shortens `sleep`, and ends what it started in the background."""
+    """Writes the files and the script of a section into a folder that looks like the repository, and returns the script. The script
+    stops at the first command that fails, shortens `sleep`, and ends the programs that the script started in the background."""
     part = section(page, heading)
     if not part.script:
         raise ValueError(f"{page} has no commands under the heading {heading!r}")
@@ -186,7 +186,8 @@ def program_exists(name: str) -> bool:
 
 
 def renderings(page: str, text: str) -> list[tuple[int, list[str], dict[str, str]]]:
-    """The `helm template` commands that show what the `helm install` and `upgrade` commands of a page create: line, words, files."""
+    """Returns the `helm template` commands that show what the `helm install` and `upgrade` commands of a page create: line, words,
+    files."""
     found, files = [], {}
     for block in blocks(text):
         if file_name(block):
@@ -238,7 +239,7 @@ def render() -> int:
 
 
 def quotations(text: str) -> list[tuple[int, str]]:
-    """The quoted texts in the first column of the tables, with their line. An ellipsis stands for names and numbers."""
+    """Returns the quoted texts in the first column of the tables, with their line. An ellipsis stands for names and numbers."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.startswith("| ") or line.startswith(("| code", "| log line")):
@@ -250,7 +251,7 @@ def quotations(text: str) -> list[tuple[int, str]]:
 
 
 def sources() -> str:
-    """All text that programs print: Rust sources outside tests, and Envoy's configuration."""
+    """Returns all text that programs print: Rust sources outside tests, and Envoy's configuration."""
     names = subprocess.run(["git", "ls-files", "*/src/*.rs", "envoy-config"], cwd=ROOT, text=True, capture_output=True, check=True).stdout.splitlines()
     texts = [(ROOT / name).read_text() for name in names if "/tests" not in name and (ROOT / name).is_file()]
     return re.sub(r"\\\n\s*", "", "\n".join(texts))

@@ -12,7 +12,7 @@ An import cycle is a set of files that reach each other by imports. A name that 
 defines it. `check` counts cycles without the re-exports themselves (`pub use`); `report` prints the sizes of all cycles, without
 and with them.
 
-It reads the files that git tracks. Generated code (`gen/`) and data are left out. Standard library only.
+The program reads the files that git tracks. Generated code (`gen/`) and data are left out. Standard library only.
 """
 
 import collections
@@ -26,13 +26,13 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# The commit after which subjects are checked.
+# The commit after which `check` checks the subjects of commits.
 SUBJECTS_SINCE = "178d498"
 SUBJECT_CHARACTERS_MAX = 72
 COMMENT_COLUMNS_MAX = 100
 MARKDOWN_COLUMNS_MAX = 120
 FUNCTION_LINES_MAX = 70
-# Tests are tables of cases more often than steps.
+# Tests may be longer than other functions, because tests are tables of cases more often than steps.
 TEST_LINES_MAX = 210
 FILE_LINES_MAX = 500
 FIELDS_MAX = 12
@@ -148,7 +148,7 @@ TOKEN = re.compile(rf"(?s)(//[^\n]*|/\*.*?\*/)|({STRING})|'(?:[^'\\]|\\.[^']*)'"
 
 @functools.cache
 def split(text: str) -> tuple[str, list[tuple[int, str]], list[str]]:
-    """Code without comments and strings (line breaks stay), comments with their line, and strings."""
+    """Returns the code without comments and strings (line breaks stay), the comments with their line, and the strings."""
     comments, strings = [], []
 
     def blank(match: re.Match) -> str:
@@ -165,13 +165,13 @@ TEST_MODULE = re.compile(r"#\[cfg\((?:all\()?test[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(
 
 
 def before_tests(code: str) -> str:
-    """The code before the first module under `#[cfg(test)]`."""
+    """Returns the code before the first module under `#[cfg(test)]`."""
     found = TEST_MODULE.search(code)
     return code[: found.start()] if found else code
 
 
 def without_tests(code: str) -> str:
-    """The code without modules under `#[cfg(test)]`."""
+    """Returns the code without modules under `#[cfg(test)]`."""
     out, at = [], 0
     for match in TEST_MODULE.finditer(code):
         if match.start() < at:
@@ -224,7 +224,7 @@ MENTION = re.compile(r"\b(crate|super|self)((?:::\w+)+)")
 
 
 def leaves(text: str, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """The paths that a `use` tree names."""
+    """Returns the paths that a `use` tree names."""
     text = text.strip()
     brace = text.find("{")
     if brace < 0:
@@ -241,8 +241,8 @@ def leaves(text: str, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def import_edges(tree: Tree, crate: str, re_exports: bool = False) -> dict[str, set[str]]:
-    """Maps each file to the files that it imports. A name that a module re-exports counts for the file that defines it. With `re_exports`,
-    also the file that re-exports a name has an edge to the one that defines it."""
+    """Maps each file to the files that it imports. A name that a module re-exports counts for the file that defines it. With
+    `re_exports`, also the file that re-exports a name has an edge to the file that defines the name."""
     modules = modules_of(tree, crate)
     codes = {path: flat_modules(without_tests(split(tree.text(name))[0])) for path, name in modules.items()}
     exports: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {path: {} for path in modules}
@@ -284,7 +284,7 @@ def import_edges(tree: Tree, crate: str, re_exports: bool = False) -> dict[str, 
                 imports[module].add(target)
 
     def resolve(path: tuple[str, ...], left: int = 8) -> tuple[str, ...] | None:
-        """The module that defines what a path names."""
+        """Returns the module that defines what a path names."""
         for cut in range(len(path), -1, -1):
             if path[:cut] not in modules:
                 continue
@@ -346,7 +346,7 @@ def components(edges: dict[str, set[str]]) -> list[list[str]]:
 
 
 def sizes(cycles: dict[str, list[list[str]]]) -> dict[str, list[int]]:
-    """The number of files of each cycle, for the crates that have one."""
+    """Returns the number of files of each cycle, for the crates that have a cycle."""
     return {crate: [len(files) for files in found] for crate, found in cycles.items() if found}
 
 
@@ -394,7 +394,7 @@ def phrases(tree: Tree) -> tuple[dict[str, int], list[str]]:
 
 
 def docstrings(comments: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The first line of each docstring, without its slashes."""
+    """Returns the first line of each docstring, without its slashes."""
     lines = {line for line, text in comments if re.match(r"//[/!]", text)}
     return [(line, text[3:].strip()) for line, text in comments if line in lines and line - 1 not in lines and re.match(r"//[/!]", text)]
 
@@ -407,7 +407,7 @@ def is_test(name: str) -> bool:
 
 
 def modules_for_tests(tree: Tree) -> set[str]:
-    """Files of modules that a file declares under `#[cfg(test)]`, or under a condition with `test`."""
+    """Returns the files of modules that a file declares under `#[cfg(test)]`, or under a condition with `test`."""
     out = set()
     for name in tree.rust():
         folder = name.removesuffix("/lib.rs").removesuffix("/main.rs").removesuffix(".rs")
@@ -427,7 +427,8 @@ def functions(tree: Tree, of_tests: bool) -> list[tuple[int, str]]:
             if (match.start() >= source_end) != of_tests:
                 continue
             opening = re.compile(r"[;{]").search(code, match.end())
-            # A default of a const generic or an array type may hold a semicolon; those signatures are rare and short.
+            # A default of a const generic or an array type may hold a semicolon; such signatures are rare and short, and so are not
+            # counted.
             if opening is None or code[opening.start()] == ";":
                 continue
             end = block_end(code, opening.start())
@@ -437,13 +438,13 @@ def functions(tree: Tree, of_tests: bool) -> list[tuple[int, str]]:
 
 # Words that say too little in a name, and what to write instead.
 VAGUE_WORDS = {"told": "received, reported", "untold": "unannounced", "unheard": "unknown", "goes": "send, continue", "happens": "handle", "gone": "removed"}
-# Longer names are those of tests, which are sentences.
+# Only names of at most this many words are checked, because longer names are sentences that name tests.
 VAGUE_NAME_WORDS_MAX = 3
 DECLARED = re.compile(r"\b(?:fn|let(?: mut)?|const|static|struct|enum|mod|type) (\w+)|\b(\w+): ")
 
 
 def vague_names(tree: Tree) -> list[str]:
-    """Finds names with a vague word, and conversions named `of`, which do not say from what they convert."""
+    """Finds names with a vague word, and conversions named `of`, which do not say what is converted."""
     out = []
     for name in tree.rust():
         code = split(tree.text(name))[0]
@@ -589,7 +590,7 @@ def percentile(values: list[int], share: float) -> int:
 
 
 def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
-    """Returns all counts, and the places that were counted for those with a limit in `check`."""
+    """Returns all counts, and for the counts with a limit in `check` the places that were counted."""
     crates = sorted({crate_of(name) for name in tree.rust()})
     cycles = {crate: components(import_edges(tree, crate)) for crate in crates}
     names = type_names(tree)

@@ -14,13 +14,13 @@ LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 
 def prose(text: str) -> str:
-    """The text without code blocks and code spans; line breaks stay."""
+    """Returns the text without code blocks and code spans; line breaks stay."""
     text = re.sub(r"(?ms)^ *```.*?^ *```", lambda match: "\n" * match[0].count("\n"), text)
     return re.sub(r"`[^`\n]*`", "", text)
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors of the headings, as GitHub and mdBook make them."""
+    """Returns the anchors of the headings, as GitHub and mdBook make them."""
     found: set[str] = set()
     for heading in re.findall(r"(?m)^#+ +(.+?) *#*$", re.sub(r"(?ms)^```.*?^```", "", text)):
         heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()

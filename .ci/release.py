@@ -34,14 +34,14 @@ import cross  # noqa: E402: the folder of what builds images
 from debian import ARCHITECTURES  # noqa: E402
 
 IMAGES = ROOT / "target" / "images"
-# Images for tests.
+# The images for tests, which a release does not publish.
 NOT_PUBLISHED = ("switchpoint-model-server",)
 CHART = ROOT / "deploy/charts/switchpoint"
 # The commit of each release, for tests in checkouts without tags.
 RELEASES = ROOT / ".ci" / "releases.toml"
 CRANE = ROOT / ".tools" / "bin" / "crane"
 HELM = ROOT / ".tools" / "bin" / "helm"
-# For a registry without TLS, in tests.
+# Options of `helm push`, with which tests use a registry without TLS.
 HELM_OPTIONS = shlex.split(os.environ.get("HELM_PUSH_OPTIONS", ""))
 
 
@@ -173,7 +173,7 @@ def publish(folder: pathlib.Path, registry: str) -> None:
         run(CRANE, "push", folder / "images" / image["name"], f"{reference}:{tag}")
         sign(f"{reference}@{digest}")
         for manifest in image["manifests"]:
-            # Registries list an SBOM, which has no tag, as a referrer of its manifest.
+            # Pushes the SBOM without a tag, because registries list the SBOM as a referrer of the image's manifest.
             sbom = folder / "images" / f"{manifest['name']}.sbom"
             run(CRANE, "push", sbom, f"{reference}@{json.loads((sbom / 'index.json').read_text())['manifests'][0]['digest']}")
             statement = folder / f"{manifest['name']}.cdx.json"

@@ -74,7 +74,7 @@ class Releases(unittest.TestCase):
         for version, commit in table.items():
             for revision in (commit, f"refs/tags/v{version}"):
                 found = subprocess.run(["git", "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"], cwd=release.ROOT, capture_output=True, text=True, check=False)
-                # A checkout may lack the tags, and a shallow one the commits.
+                # A checkout may lack the tags, and a shallow checkout may lack the commits.
                 if found.returncode == 0:
                     self.assertEqual(found.stdout.strip(), commit, revision)
                     cargo = subprocess.run(["git", "show", f"{commit}:Cargo.toml"], cwd=release.ROOT, capture_output=True, text=True, check=True)
@@ -121,7 +121,7 @@ def registry(folder: pathlib.Path) -> Iterator[str]:
 class Publishing(unittest.TestCase):
     """Publishes to a real registry. Signatures need GitHub's identity, so `cosign` is a script."""
 
-    # What the script `cosign` does in the test: it writes its arguments down.
+    # The script `cosign` of the test only writes its arguments into a file.
     cosign = 'echo "$@" >> {folder}/signed'
 
     def setUp(self):
@@ -141,7 +141,8 @@ class Publishing(unittest.TestCase):
         subprocess.run([release.HELM, "package", chart, "--destination", self.folder], check=True, capture_output=True)
 
     def image(self, content: bytes) -> tuple[str, list[str]]:
-        """Writes an image of two platforms with its SBOMs, as deploy/images/build.py does. Returns its digest and those of its manifests."""
+        """Writes an image of two platforms with its SBOMs, as deploy/images/build.py does. Returns the digests of the image and of the
+        image's manifests."""
         layouts, names = {}, {}
         for name in ("amd64", "arm64"):
             layouts[f"linux/{name}"] = self.folder / name
@@ -180,7 +181,7 @@ class Publishing(unittest.TestCase):
 
 
 class Signing(Publishing):
-    """Signs with a real cosign. Only the identity is another one: a key, and no public log."""
+    """Signs with a real cosign. Only the identity differs from that of a release: the test signs with a key, and without a public log."""
 
     cosign = f'exec {COSIGN} "$@" --key {{folder}}/cosign.key --signing-config {{folder}}/signing.json'
 
@@ -214,13 +215,13 @@ class Signing(Publishing):
             self.verify(unsigned.splitlines()[-1], fails=True)
 
 def jobs(text: str) -> dict[str, str]:
-    """The jobs of a workflow, in order."""
+    """Returns the jobs of a workflow, in order."""
     parts = re.split(r"(?m)^  (?=[\w-]+:\n)", text.split("\njobs:\n")[1])[1:]
     return {part.partition(":")[0]: part for part in parts}
 
 
 def scripts(text: str) -> list[str]:
-    """The shell scripts of the steps, in order."""
+    """Returns the shell scripts of the steps, in order."""
     found = []
     for block in re.finditer(r"(?m)^( +)(?:- )?run: (?:\|\n((?:\1 +.*\n|\n)+)|(.+)\n)", text):
         found.append(block[3] or "".join(line[len(block[1]) + 2 :] + "\n" for line in block[2].splitlines()))

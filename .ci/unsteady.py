@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 
 
 class Malformed(ValueError):
-    """The file does not say what it must; the text names the line."""
+    """The file does not have the required form; the text names the line."""
 
 
 def parse(text: str) -> list[Entry]:

@@ -1,6 +1,6 @@
-"""The places that have the version of the workspace, and a way to change all of them at once.
+"""The places that have the version of the workspace, and a way to change all of these places together.
 
-Dates, records of past runs and statements about a named release (`in 0.1.0`) are not among them: they stay as they are.
+Dates, records of past runs and statements about a named release (`in 0.1.0`) are not among these places, and stay unchanged.
 """
 
 import pathlib
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 # Suffixes of image tags such as `-artifact` are not part of the version.
 NUMBER = r"\d+\.\d+\.\d+"
-# Tests of this folder have versions of their own, and the changelog has those of past releases.
+# Files that are not checked: tests of this folder have other versions, and the changelog has the versions of past releases.
 EXCLUDED = re.compile(r"^(\.ci/test_|CHANGELOG\.md$)")
 
 
@@ -44,13 +44,13 @@ class Place(NamedTuple):
 
 
 def tracked(root: pathlib.Path) -> list[str]:
-    """The paths of the repository's files, without links."""
+    """Returns the paths of the repository's files, without links."""
     rows = subprocess.run(["git", "ls-files", "--stage"], cwd=root, check=True, capture_output=True, text=True).stdout.splitlines()
     return [row.split("\t")[1] for row in rows if row.startswith("100")]
 
 
 def places_in(path: str, text: str) -> list[Place]:
-    """The versions of a file, in order."""
+    """Returns the versions of a file, in order."""
     found = {}
     for rule in RULES:
         if not re.search(rule.files, path):
@@ -82,7 +82,7 @@ def rewrite(root: pathlib.Path, paths: list[str], version: str) -> int:
 
 
 def with_heading(changelog: str, version: str) -> str:
-    """The changelog with a heading for the version, below `Unreleased`."""
+    """Returns the changelog with a heading for the version, below `Unreleased`."""
     if f"## [{version}]" in changelog:
         return changelog
     return changelog.replace("## [Unreleased]\n", f"## [Unreleased]\n\n## [{version}] - unreleased\n", 1)

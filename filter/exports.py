@@ -16,7 +16,7 @@ EXPORTS = 7
 
 
 def number(module: bytes, at: int) -> tuple[int, int]:
-    """Reads an unsigned LEB128 number; returns it and the position after it."""
+    """Reads an unsigned LEB128 number. Returns the number and the position after the number."""
     value = shift = 0
     while True:
         byte = module[at]
@@ -31,7 +31,7 @@ def written(value: int) -> bytes:
 
 
 def used(section: bytes) -> bytes:
-    """Returns the export section without the unused callbacks. Raises KeyError if one of them is missing."""
+    """Returns the export section without the unused callbacks. Raises KeyError if one of these callbacks is missing."""
     count, at = number(section, 0)
     kept, left = [], set(UNUSED)
     for _ in range(count):

@@ -20,7 +20,7 @@ BROWSER = ROOT / "e2e" / "observe" / "browser"
 BUILT = ["dist/console.js", "src/api.ts"]
 SOURCES = ["package.json", "package-lock.json", ".npmrc", "tsconfig.json", "api.schema.json", "src", "dist", "test_format.mjs"]
 PERMISSIVE = {"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Python-2.0"}
-# Drives a browser in a test. It is not shipped, and nothing is linked with it.
+# The package drives a browser in a test. The console does not ship the package and links nothing with it.
 EXCEPTIONS = {"axe-core": "MPL-2.0"}
 NPM_SECONDS_MAX = 300
 UNREACHABLE = re.compile(r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|network")

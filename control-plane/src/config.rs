@@ -2,7 +2,7 @@
 //!
 //! Each item of a file is *implemented*, has *no effect* (with the reason), or is *refused* (with a
 //! substitute). Otherwise the file is invalid, and the error gives line, path and the nearest known
-//! name. Nothing is ignored silently, and all errors are reported at once.
+//! name. Nothing is ignored silently, and all errors are reported together.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,9 +38,8 @@ pub use status::{ConfigError, ConfigStatus};
 /// The content of a configuration file, compiled.
 #[derive(Clone, Debug)]
 pub struct CompiledConfig {
-    /// The scheduling pipeline.
     pub pipeline: PipelineSpec,
-    /// How to find the metrics of endpoints.
+    /// The rules by which the daemon finds the metrics of endpoints.
     pub scraping: MetricsDiscovery,
     /// The text of the file, if it comes from one.
     pub text: Option<Arc<str>>,
@@ -102,7 +101,7 @@ impl ConfigFile {
     }
 
     /// Waits for new content; the first call returns the current content. An error says why the
-    /// content cannot be used. Cancel-safe.
+    /// content cannot be used. The call is cancel-safe.
     pub async fn changed(&mut self) -> Result<CompiledConfig, String> {
         let text = self.follow.changed().await.map_err(|e| e.to_string())?;
         let (report, config) = read(&text);
@@ -840,7 +839,7 @@ mod tests {
                     .all(|other| other.name != name),
                 "{name} twice"
             );
-            // Some settings have an effect only with the feature gate.
+            // Some settings of this plugin have an effect only with the feature gate.
             let (report, config) = read(&file(&format!(
                 "featureGates: [flowControl]\nplugins:\n- type: {name}\n"
             )));

@@ -8,8 +8,8 @@
 //! ```
 //! A standby does everything that needs no single writer: it follows and scrapes endpoints, learns
 //! from its own requests, and answers ext_proc. Only the leader sends state to proxies, because
-//! proxies of one pool must agree on slots, generations and hash secret. Without a lease, a daemon
-//! leads from its start.
+//! proxies of one pool must agree on slots, generations and hash secret. A daemon without a
+//! configured lease leads from its start.
 
 use crate::cli::args::ServeArgs;
 use crate::cli::build::VERSION;
@@ -94,7 +94,7 @@ async fn campaign(
     }
 }
 
-/// Reports at once that gateways must call another daemon. Returns the name of the signal.
+/// Reports immediately that gateways must call another daemon. Returns the name of the signal.
 async fn stopping(standby: &StandbyDaemon, signal: &'static str) -> &'static str {
     tracing::info!(signal, "stopping");
     standby.stop_ready().await;

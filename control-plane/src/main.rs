@@ -53,7 +53,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// A closed stdout is no failure, because the exit code still gives the result.
+/// Prints `text`. A closed stdout is no failure, because the exit code still gives the result.
 fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

@@ -86,7 +86,8 @@ pub struct EndpointGroup {
     seats: EngineSeats,
 }
 
-/// Returns the role and the models of an endpoint; `None` if it serves no stage with a step model.
+/// Returns the role and the models of an endpoint; `None` if the endpoint serves no stage with a
+/// step model.
 fn key(member: &PoolMember) -> Option<GroupKey> {
     let role = member
         .instance
@@ -171,7 +172,7 @@ impl ScalingSignals {
         }
     }
 
-    /// Whether the daemon leads. Only a leader knows the requests of proxies.
+    /// Returns whether the daemon leads. Only a leader knows the requests of proxies.
     #[must_use]
     pub fn leads(&self) -> bool {
         self.inputs.life.leads()
@@ -254,7 +255,7 @@ impl ScalingSignals {
         groups
     }
 
-    /// Whether requests of a pool were refused within the last minute.
+    /// Returns whether requests of a pool were refused within the last minute.
     #[must_use]
     pub fn refuses(&self, pool: &str, now: Instant) -> bool {
         let refused_at = self.lock().get(pool).and_then(|traffic| traffic.refused_at);
@@ -308,8 +309,8 @@ fn starting(discovery: &DiscoverySetup, pool: &str) -> Vec<f64> {
 }
 
 /// Distributes the requests that proxies hold among the groups, in proportion to the arrivals of
-/// each. The groups that prefill and the groups that decode each get all requests, because every
-/// request needs both.
+/// each group. The groups that prefill and the groups that decode each get all requests, because
+/// every request needs both.
 fn share(groups: &mut [EndpointGroup], held: f64) {
     for prefills in [true, false] {
         let mut of_stage: Vec<&mut EndpointGroup> = groups

@@ -1,4 +1,5 @@
-//! The scraper: reads the load of a pool's endpoints at an adaptive pace and sends it to the pool.
+//! The scraper: reads the load of a pool's endpoints at an adaptive pace and sends the load to the
+//! pool.
 //!
 //! ```text
 //!  watch<targets> ──▶ run: what is due ──▶ tasks: fetch ─▶ exposition ─▶ extract ──▶ run ──▶ mpsc<ScrapeEvent>
@@ -45,9 +46,9 @@ use extract::RestartWatch;
 use fetch::{FetchHabit, PageFetcher, ScrapedPage};
 use pace::{ScrapeOutcome, ScrapePace};
 
-/// The maximum number of scrapes at once. If all 1,024 endpoints of a full pool hang, each of them
-/// occupies a scrape for the deadline (1 s) and then pauses for 5 s. So a sixth of the endpoints
-/// occupy scrapes at any time, and working endpoints are still scraped in time.
+/// The maximum number of scrapes that run at the same time. If all 1,024 endpoints of a full pool
+/// hang, each of them occupies a scrape for the deadline (1 s) and then pauses for 5 s. So a sixth
+/// of the endpoints occupy scrapes at any time, and working endpoints are still scraped in time.
 pub const SCRAPES_IN_FLIGHT_MAX: usize = 256;
 
 /// The maximum length of the queue of hints. Further hints are dropped, because one hint in two
@@ -61,9 +62,9 @@ const DEADLINE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct ScrapeConfig {
     pub intervals: ScrapeIntervals,
-    /// Time for one scrape, including a second request for the whole page.
+    /// The maximum time for one scrape, including a second request for the whole page.
     pub deadline: Duration,
-    /// TLS towards endpoints.
+    /// The TLS settings towards endpoints.
     pub tls: EndpointTls,
 }
 
@@ -72,29 +73,29 @@ pub struct ScrapeConfig {
 pub struct ScrapedMetrics {
     /// The metrics. At least one of queue, running requests and KV-cache utilization is known.
     pub metrics: EndpointMetrics,
-    /// Start of the process in Unix seconds, if the engine reports it.
+    /// The start of the process in Unix seconds, if the engine reports it.
     pub process_start: Option<f64>,
     /// The prompt tokens that the engine has computed since it started, if it reports them.
     pub computed_tokens: Option<u64>,
     /// The adapters that the engine is known to have, sorted, loaded or not.
     pub adapters: Arc<[Box<str>]>,
-    /// The time when the answer began to arrive. The page was written just before, so it does not
-    /// include later picks.
+    /// The time when the answer began to arrive. The engine wrote the page just before, so the page
+    /// does not include later picks.
     pub observed_at: Instant,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum ScrapeEvent {
     Metrics(EndpointRef, ScrapedMetrics),
-    /// A failed scrape, and how many have failed in a row.
+    /// A failed scrape, its reason, and the number of failed scrapes in a row.
     Failed(EndpointRef, FailReason, u32),
     /// Another process answers at the address. The scraper drops the first page of the new process,
     /// because that page belongs to the next generation.
     Restarted(EndpointRef),
 }
 
-/// Reports picks to a scraper, so that it scrapes the picked endpoint more often. A hint is cheap.
-/// Hints are dropped when the queue is full.
+/// Reports picks to a scraper, so that the scraper scrapes the picked endpoint more often. A hint
+/// is cheap. Hints are dropped when the queue is full.
 #[derive(Clone, Debug)]
 pub struct BusyHint(mpsc::Sender<EndpointRef>);
 
@@ -110,7 +111,7 @@ pub struct Scraper {
 /// An endpoint and its scrape state.
 struct ScrapeEntry {
     target: ScrapeTarget,
-    /// Distinguishes this entry from an earlier entry with the same id.
+    /// A number that distinguishes this entry from an earlier entry with the same id.
     ticket: u64,
     /// The time when the next scrape begins; `None` during a scrape.
     due: Option<Instant>,

@@ -24,7 +24,7 @@ impl ShutdownTrigger {
 }
 
 impl Shutdown {
-    /// Waits for the signal. Cancel-safe.
+    /// Waits for the signal. The call is cancel-safe.
     pub async fn begun(&mut self) {
         let _ = self.0.wait_for(|begun| *begun).await; // an error means a dropped trigger: shut down too
     }

@@ -1,4 +1,4 @@
-//! The state that the daemon's tasks share, and the part of it that survives a restart.
+//! The state that the daemon's tasks share, and the part of this state that survives a restart.
 
 pub mod backlog_sum;
 pub mod client_names;

@@ -36,7 +36,7 @@ NASTY = ["", " ", "a, b", "\\", '"', "\n", "{}", "}", "# ", "=", ",", "é", "漢
 
 
 def registry(seed, prefix):
-    """Metrics of every type with label values that need escaping."""
+    """Returns metrics of every type with label values that need escaping."""
     rng = random.Random(seed)
     made = CollectorRegistry()
     for index in range(rng.randint(1, 6)):
@@ -58,7 +58,7 @@ def registry(seed, prefix):
 
 
 def page(seed):
-    """A page in both formats, and the samples that prometheus_client reads from it."""
+    """Returns a page in both formats, and the samples that prometheus_client reads from it."""
     text = generate_latest(registry(seed, "vllm:")).decode()
     om = openmetrics.generate_latest(registry(seed, "om_")).decode()  # its reader fails on colons, which its writer replaces
     return {"text": text, "text_samples": samples(parse_text(text)), "openmetrics": om, "openmetrics_samples": samples(parse_openmetrics(om))}

@@ -29,7 +29,7 @@ class Invalid(Exception):
 
 
 def value_rows(text: str) -> list[Row]:
-    """One row for each value that has a comment above it.
+    """Returns one row for each value that has a comment above it.
 
     Raises Invalid for a value without a comment. Reads only the subset of YAML that values.yaml uses."""
     rows: list[Row] = []
@@ -65,7 +65,7 @@ def value_rows(text: str) -> list[Row]:
 
 
 def flow(block: list[str]) -> str:
-    """A block of YAML on one line: a mapping, or a list of mappings."""
+    """Returns a block of YAML on one line: a mapping, or a list of mappings."""
     if not block[0].startswith("- "):
         return "{" + ", ".join(line.strip() for line in block) + "}"
     items: list[list[str]] = []
@@ -77,14 +77,14 @@ def flow(block: list[str]) -> str:
 
 
 def resolved(schema: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """The part of the schema, with its reference replaced by what it names."""
+    """Returns the part of the schema, with its reference replaced by what it names."""
     if "$ref" in part:
         part = schema["$defs"][part["$ref"].removeprefix(REFERENCES)] | {key: value for key, value in part.items() if key != "$ref"}
     return part
 
 
 def schema_paths(schema: dict[str, Any], part: dict[str, Any], prefix: str = "") -> set[str]:
-    """The paths of all values that the schema allows, down to free-form ones and lists."""
+    """Returns the paths of all values that the schema allows, down to free-form ones and lists."""
     found = set()
     for key, child in part.get("properties", {}).items():
         child = resolved(schema, child)
@@ -98,7 +98,7 @@ def schema_paths(schema: dict[str, Any], part: dict[str, Any], prefix: str = "")
 
 
 def pool_rows(schema: dict[str, Any], part: dict[str, Any], prefix: str = "") -> list[Row]:
-    """One row for each setting of a pool, from the descriptions in the schema."""
+    """Returns one row for each setting of a pool, from the descriptions in the schema."""
     rows = []
     for key, child in part["properties"].items():
         if "description" not in child:

@@ -16,9 +16,9 @@ COLUMNS = 3
 HEIGHT = 8
 RATE = "[$__rate_interval]"
 POOL = '{pool=~"$pool"}'
-# llm-d names the label of its pool metrics `name`.
+# The matcher of the pool in llm-d's pool metrics, whose label is `name`.
 NAME = '{name=~"$pool"}'
-# llm-d names the label of the pool of flow control `inference_pool`.
+# The matcher of the pool in llm-d's metrics of flow control, whose label is `inference_pool`.
 INFERENCE_POOL = '{inference_pool=~"$pool"}'
 BAND = "{{inference_pool}} {{priority}}"
 GROUP = "{{pool}} {{role}} {{model_name}}"
@@ -40,7 +40,7 @@ class Panel(NamedTuple):
 
 
 def rate(name: str, by: str, matchers: str = POOL) -> str:
-    """The rate of a counter, summed over daemons or proxies."""
+    """Returns the rate of a counter, summed over daemons or proxies."""
     return f"sum by ({by}) (rate({name}{matchers}{RATE}))"
 
 
@@ -264,7 +264,7 @@ def panel(index: int, one: Panel) -> dict[str, Any]:
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
+    """Returns the dashboard as Grafana imports it."""
     title, panels = DASHBOARDS[name]
     pools = "label_values(llm_d_epp_ready_endpoints, name)"
     return {
@@ -299,7 +299,7 @@ def dashboard(name: str) -> dict[str, Any]:
 
 
 def text(name: str) -> str:
-    """The committed text of a dashboard."""
+    """Returns the committed text of a dashboard."""
     return json.dumps(dashboard(name), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -46,7 +46,7 @@ IMAGES = (
         debian.BASE_PACKAGES,
         (("control-plane", ""), ("migrate", "")),
     ),
-    # Layers of switchpointd, so a node that has that image downloads nothing for this one.
+    # All layers are layers of switchpointd, so a node that has the image `switchpointd` downloads nothing for this image.
     Image(
         "switchpoint-worker",
         "Registers the model server of the same pod, and publishes its metadata",
@@ -77,7 +77,7 @@ IMAGES = (
         cmd=("/switchpoint.wasm", "/module/switchpoint.wasm"),
     ),
 )
-# Not for production: only `--test-images` builds it.
+# These images are not for production: only `--test-images` builds these images.
 TEST_IMAGES = (
     Image(
         "switchpoint-model-server",
@@ -91,7 +91,7 @@ TEST_IMAGES = (
 
 
 def contents(root: pathlib.Path, inputs: Inputs, packages: dict[str, Package], architecture: Architecture) -> dict[str, list[Entry]]:
-    """The entries of every layer, by the layer's name."""
+    """Returns the entries of every layer, by the layer's name."""
     licence = root / "LICENSE"
     own = Entry("/usr/share/doc/switchpoint/LICENSE", content=licence)
     envoy = [Entry("/usr/local/bin/envoy", 0o755, inputs.envoy), Entry("/usr/share/doc/envoy/LICENSE", content=licence)]
@@ -104,7 +104,7 @@ def contents(root: pathlib.Path, inputs: Inputs, packages: dict[str, Package], a
         "switchpointd": [Entry("/usr/local/bin/switchpointd", 0o755, inputs.switchpointd)],
         "migrate": [Entry("/usr/local/bin/switchpoint-migrate", 0o755, inputs.migrate)],
         "envoy": envoy,
-        # Consumers read plugin.wasm, so that file has the content, and the other is a link to it.
+        # Consumers read plugin.wasm, so plugin.wasm has the content, and switchpoint.wasm is a link to plugin.wasm.
         "module": [Entry("/plugin.wasm", content=inputs.module), Entry("/switchpoint.wasm", hardlink="/plugin.wasm")],
         # standalone.yaml names the module relative to the working directory.
         "gateway": [

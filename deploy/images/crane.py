@@ -1,4 +1,4 @@
-"""Runs crane: builds images in a registry process of its own, pulls them as OCI layouts, pushes layouts."""
+"""Runs crane: builds images in a separate registry process, pulls the images as OCI layouts, and pushes layouts."""
 
 import contextlib
 import os
@@ -30,8 +30,8 @@ class Settings(NamedTuple):
 
 
 class Crane:
-    """`config`: the folder with the registries' credentials. `registry` has an empty one, so crane
-    does not read the user's credentials."""
+    """`config`: the folder with the registries' credentials. `registry` uses an empty folder, so crane does not read the user's
+    credentials."""
 
     def __init__(self, binary: pathlib.Path, config: pathlib.Path | None = None):
         self.binary, self.config = binary, config

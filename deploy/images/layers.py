@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
 
 def complete(entries: list[Entry]) -> list[Entry]:
-    """The entries with all parent folders, sorted by path. A path that occurs twice is an error."""
+    """Returns the entries with all parent folders, sorted by path. A path that occurs twice is an error."""
     by_path: dict[str, Entry] = {}
     for entry in entries:
         if not entry.path.startswith("/") or entry.path.endswith("/"):
@@ -64,7 +64,7 @@ def header(entry: Entry, size: int) -> tarfile.TarInfo:
 
 
 def fingerprint(entries: list[Entry]) -> str:
-    """Returns a name for the layer's content, by which a layer that was already written is found."""
+    """Returns a name for the layer's content, by which `write` finds a layer that was already written."""
     digest = hashlib.sha256()
     for entry in complete(entries):
         described = (entry.path, entry.mode, entry.content is None, entry.symlink, entry.hardlink)

@@ -1,6 +1,6 @@
 """Writes OCI image layouts of artifacts: the module as Istio's raw form, and SBOMs that refer to an image.
 
-crane builds images, but it has no command for artifacts. It pushes these layouts as it does those of images.
+crane builds images, but it has no command for artifacts. crane pushes these layouts as it pushes layouts of images.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class Layout:
 
 
 def descriptor(folder: pathlib.Path) -> Json:
-    """The descriptor of the only manifest of a layout, without annotations."""
+    """Returns the descriptor of the only manifest of a layout, without annotations."""
     manifests = json.loads((folder / "index.json").read_bytes())["manifests"]
     if len(manifests) != 1:
         raise ValueError(f"{folder} has {len(manifests)} manifests")
@@ -66,19 +66,19 @@ def blob(folder: pathlib.Path, digest: str) -> bytes:
 
 
 def manifest_of(folder: pathlib.Path, digest: str = "") -> Json:
-    """The manifest with this digest, or the only one of the layout."""
+    """Returns the manifest with this digest, or the only manifest of the layout."""
     return json.loads(blob(folder, digest or descriptor(folder)["digest"]))
 
 
 def manifests(folder: pathlib.Path) -> list[Json]:
-    """The descriptors of a layout's manifests: those that its index of platforms lists, or the only one."""
+    """Returns the descriptors of a layout's manifests: the manifests that the index of platforms lists, or the only manifest."""
     only = descriptor(folder)
     return manifest_of(folder)["manifests"] if only["mediaType"] == INDEX else [only]
 
 
 def join(folder: pathlib.Path, layouts: dict[str, pathlib.Path], annotations: dict[str, str]) -> None:
-    """Makes one image of the layouts of several platforms, such as `linux/arm64`, and removes them. Nodes choose by the index; layers
-    that platforms share are stored once. The layout of a single platform stays as it is."""
+    """Makes one image of the layouts of several platforms, such as `linux/arm64`, and removes these layouts. Nodes choose by the index;
+    layers that platforms share are stored once. The layout of a single platform stays as it is."""
     if len(layouts) == 1:
         shutil.rmtree(folder, ignore_errors=True)
         next(iter(layouts.values())).rename(folder)

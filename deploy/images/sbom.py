@@ -1,7 +1,7 @@
 """Writes what an image contains as CycloneDX 1.6 JSON: crates, Debian packages, Envoy.
 
-Crates are those that `cargo tree` links into the binary for its target, without build scripts and procedural macros. Of Envoy it
-names the release only: Envoy's repository lists its dependencies.
+Crates are those that `cargo tree` links into the binary for its target, without build scripts and procedural macros. For Envoy, the
+document names only the release: Envoy's repository lists Envoy's dependencies.
 """
 
 import pathlib
@@ -35,7 +35,7 @@ def component(name: str, purl: PackageURL, licence: str = "", sha256: str = "") 
 
 
 def image(name: str, version: str, purl: PackageURL) -> Component:
-    """An image or artifact. `purl` has the digest of its manifest."""
+    """Returns an image or artifact. `purl` has the digest of its manifest."""
     found = component(name, purl, "Apache-2.0", purl.version.removeprefix("sha256:"))
     found.version = version
     found.type = ComponentType.CONTAINER
@@ -43,7 +43,7 @@ def image(name: str, version: str, purl: PackageURL) -> Component:
 
 
 def crates(root: pathlib.Path, package: str, target: str) -> list[Component]:
-    """The crates that are linked into the binary or module of a workspace member, with the member itself."""
+    """Returns the crates that are linked into the binary or module of a workspace member, with the member itself."""
     command = ["cargo", "tree", "--locked", "--quiet", "-p", package, "--edges", "normal,no-proc-macro", "--target", target]
     command += ["--prefix", "none", "--format", "{p}\t{l}"]
     lines = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -59,7 +59,7 @@ def crates(root: pathlib.Path, package: str, target: str) -> list[Component]:
 
 
 def rust(root: pathlib.Path) -> Component:
-    """The standard library, which is linked into every binary."""
+    """Returns the standard library, which is linked into every binary."""
     channel = tomllib.loads((root / "rust-toolchain.toml").read_text())["toolchain"]["channel"]
     return component("rust-std", PackageURL("generic", None, "rust-std", channel), "MIT OR Apache-2.0")
 

@@ -37,7 +37,7 @@ ROOT = build.ROOT
 BUILD_ARGUMENTS = shlex.split(os.environ.get("BUILD_ARGUMENTS", ""))
 OPTIONS = build.options_of(BUILD_ARGUMENTS)
 IMAGES = OPTIONS.output
-# An emulator is ten times slower.
+# The time limit of a program in an image. An emulator is ten times slower than the machine.
 RUN_SECONDS_MAX = 900
 LABELS = ("title", "description", "version", "revision", "created", "licenses")
 # Makes $1 a root as Kubernetes does: read-only, with /proc, a few devices, and a writable folder `mounted`, in mount, network and
@@ -125,8 +125,8 @@ class Registry:
         return tarfile.open(fileobj=io.BytesIO(self.blob(repository, descriptor["digest"])), mode="r:gz")
 
     def module_of_image(self, repository: str, reference: str) -> bytes:
-        """The module as Istio's agent and Envoy Gateway read it from an OCI image: the first file with the base name plugin.wasm in
-        the last layer, which must have OCI's media type of a gzipped tar."""
+        """Returns the module as Istio's agent and Envoy Gateway read it from an OCI image: the first file with the base name plugin.wasm
+        in the last layer, which must have OCI's media type of a gzipped tar."""
         layer = self.manifest(repository, self.chosen(repository, reference))["layers"][-1]
         if layer["mediaType"] != oci.GZIP_LAYER:
             raise ValueError(f"invalid media type {layer['mediaType']}")
@@ -139,7 +139,7 @@ class Registry:
         raise ValueError("plugin.wasm not found in the archive")
 
     def module_of_artifact(self, repository: str, reference: str) -> bytes:
-        """The module as both gateways read it from an artifact: exactly two layers, one of them the raw module."""
+        """Returns the module as both gateways read it from an artifact: exactly two layers, one of them the raw module."""
         layers = self.manifest(repository, self.chosen(repository, reference))["layers"]
         if len(layers) != 2:
             raise ValueError(f"number of layers must be 2 but got {len(layers)}")
@@ -156,7 +156,8 @@ class Registry:
             return self.module_of_artifact(repository, reference)
 
     def pinned(self, repository: str, digest: str) -> bytes:
-        """Gateways compare a pinned digest with that of the chosen manifest, so an index's digest never matches."""
+        """Returns the module of a pinned image. Gateways compare a pinned digest with the digest of the chosen manifest, so an index's
+        digest never matches."""
         chosen = self.chosen(repository, digest)
         if chosen != digest:
             raise ValueError(f"has checksum {chosen}, which does not match: {digest}")
@@ -164,7 +165,7 @@ class Registry:
 
 
 def files_of(registry: Registry, repository: str, digest: str) -> dict[str, bytes]:
-    """The regular files of an image by their paths."""
+    """Returns the regular files of an image by their paths."""
     found = {}
     for layer in registry.manifest(repository, digest)["layers"]:
         with registry.layer(repository, layer) as archive:
@@ -257,7 +258,7 @@ class Pushed(WithRegistry):
                     members = archive.getmembers()
                 self.assertEqual({(member.uid, member.gid, member.mtime) for member in members}, {(0, 0, 0)})
                 self.assertEqual([member.name for member in members], sorted(member.name for member in members))
-                # No file runs with other rights than its user's.
+                # No file may run with other rights than those of the user who starts it.
                 self.assertEqual([member.name for member in members if member.isreg() and member.mode & 0o6000], [])
                 writable = {member.name for member in members if member.mode & 0o022 and not member.issym()}
                 self.assertLessEqual(writable, {"tmp"})
@@ -321,7 +322,7 @@ class Sboms(WithRegistry):
                 try:
                     index = json.loads(self.registry.get(f"{image.repository}/referrers/{one.digest}"))
                 except urllib.error.HTTPError:
-                    # A registry without that interface has the list under a tag.
+                    # A registry without the interface for referrers has the list under a tag.
                     index = self.registry.manifest(image.repository, one.digest.replace(":", "-"))
                 found = [row for row in index["manifests"] if row.get("artifactType") == oci.CYCLONEDX]
                 self.assertEqual(len(found), 1, index)
@@ -385,7 +386,7 @@ class Programs:
         return next(one for one in image_named(name).manifests if one.platform == f"linux/{self.architecture}")
 
     def root(self, name: str) -> pathlib.Path:
-        """The file system of an image, pulled by digest, with the folders that a container runtime adds."""
+        """Returns the file system of an image, pulled by digest, with the folders that a container runtime adds."""
         folder = self.folder / name
         if not folder.exists():
             folder.mkdir()
@@ -404,7 +405,8 @@ class Programs:
         """Runs a script of bash beside the image's root: `command=(...); inside` runs a command in it. Returns what both print."""
         if self.unable:
             self.skip(self.unable)
-        # A user other than root has only root in its namespace. Then the test gives up capabilities, but not the user.
+        # A test that does not run as root has only root in its user namespace. Then the test drops the capabilities, but cannot change the
+        # user.
         chroot = shutil.which("chroot", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "chroot"
         user = f"{chroot} --userspec={USER}:{USER} --groups=" if self.is_root else chroot
         setpriv = shutil.which("setpriv")
@@ -476,7 +478,7 @@ class Programs:
         self.assertIn("start.sh: draining for 1 s", out)
         self.assertNotIn("no answer from the admin port", out)
         self.assertNotIn("requests under way", out)
-        # Envoy names what it cannot load.
+        # Envoy logs a critical error for a file that Envoy cannot load.
         self.assertNotIn("[critical]", out)
 
     def test_an_init_container_copies_the_module(self):
@@ -487,13 +489,13 @@ class Programs:
 
 
 class Running(Programs, WithRegistry):
-    """On this machine's platform."""
+    """Runs the programs of this machine's platform."""
 
     architecture = cross.host()
 
 
 class Emulated(Programs, WithRegistry):
-    """On the other platform, in an emulator."""
+    """Runs the programs of the other platform, in an emulator."""
 
     architecture = next(name for name in build.ARCHITECTURES if name != cross.host())
 

@@ -106,7 +106,7 @@ class Sboms(unittest.TestCase):
         self.assertEqual((about["component"]["type"], about["component"]["purl"]), ("container", "pkg:oci/image@sha256:ab?arch=amd64"))
         self.assertEqual((about["component"]["version"], about["component"]["hashes"][0]["content"]), ("1.0", "ab"))
         self.assertEqual([(one["purl"], one["hashes"][0]["content"]) for one in value["components"]], [("pkg:cargo/a@2.0%2Bx", "cd"), ("pkg:cargo/b@2.0%2Bx", "cd")])
-        # An older crate separates alternatives by a slash.
+        # The licences contain a slash, by which older crates separate alternatives.
         self.assertEqual([one["licenses"][0]["expression"] for one in value["components"]], ["MIT OR Apache-2.0", "Unlicense OR MIT"])
 
     def test_crates_of_two_programs_in_any_order_give_the_same_bytes(self):
@@ -153,7 +153,7 @@ class Indexes(unittest.TestCase):
         first, second = (oci.manifest_of(folder, row["digest"]) for row in rows)
         self.assertEqual(first["layers"][1], second["layers"][1])
         self.assertNotEqual(first["layers"][0], second["layers"][0])
-        # Two manifests, an index, a configuration, three layers.
+        # The blobs are two manifests, an index, a configuration and three layers.
         self.assertEqual(len(list((folder / "blobs/sha256").iterdir())), 7)
         self.assertEqual(oci.descriptor(folder), oci.descriptor(self.joined("linux/amd64", "linux/arm64")))
 

@@ -76,7 +76,7 @@ def run_drill(name: str) -> table.Row:
 
 
 def broken_off(name: str, seconds: float, why: str) -> table.Row:
-    """The row of a drill that ended by an exception, with what its loads had counted."""
+    """Returns the row of a drill that ended by an exception, with what its loads had counted."""
     if not loading.REPORTS:
         return table.Row(name, "failed", None, None, None, seconds, why)
     report = arrivals.added(loading.REPORTS)
@@ -97,7 +97,7 @@ def run_drills(names: list[str]) -> int:
 
 
 def chosen(names: list[str]) -> list[str]:
-    """The drills to run: those named, with the installation if they need it; or all that need no name."""
+    """Returns the drills to run: those named, with the installation if they need it; or all that need no name."""
     unknown = [name for name in names if name not in drills.DRILLS]
     if unknown:
         raise SystemExit(f"unknown drills {' '.join(unknown)}; there are {' '.join(drills.DRILLS)}")

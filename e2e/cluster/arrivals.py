@@ -5,11 +5,11 @@ import dataclasses
 import random
 from typing import Iterable, Iterator, NamedTuple
 
-# Streams last this long.
+# The shortest and the longest duration of a stream, in seconds.
 STREAM_SECONDS = (5.0, 20.0)
 # The simulated engines send one token in each write and pause between writes.
 TOKENS_PER_SECOND = 4
-# Writes of a stream beside its tokens.
+# The number of writes of a stream in addition to the writes of tokens.
 EXTRA_WRITES = 2
 PROTOCOLS = ("http/1.1", "http/2")
 FAILURES_LISTED_MAX = 200
@@ -24,7 +24,7 @@ class Arrival(NamedTuple):
 
 
 def arrivals(rate: float, stream_share: float, seed: int) -> Iterator[Arrival]:
-    """Requests at a fixed rate per second, without end. The protocols alternate; a share of requests is streamed."""
+    """Generates requests at a fixed rate per second, without end. The protocols alternate; a share of requests is streamed."""
     generator = random.Random(seed)
     number = 0
     while True:
@@ -45,7 +45,7 @@ class Result:
     # Whether the head of the reply was received.
     began: bool = False
     served_by: str = ""
-    # Empty if the request succeeded.
+    # The error of the request; empty if the request succeeded.
     error: str = ""
 
 
@@ -57,7 +57,7 @@ class Report:
     started: float = 0.0
     requests: int = 0
     failed: int = 0
-    # Failures after the head of the reply.
+    # The number of failures after the head of the reply.
     failed_begun: int = 0
     streams: int = 0
     seconds: float = 0.0
@@ -69,13 +69,13 @@ class Report:
 
 
 def longest_gap(times: list[float], end: float) -> float:
-    """The longest time without an event, from 0 to `end`."""
+    """Returns the longest time without an event, from 0 to `end`."""
     points = [0.0, *sorted(time for time in times if time <= end), end]
     return max(later - earlier for earlier, later in zip(points, points[1:]))
 
 
 def summarize(results: list[Result], seconds: float) -> Report:
-    """`seconds`: for how long requests arrived."""
+    """Computes the report of a load. `seconds` is the time during which requests arrived."""
     failed = [result for result in results if result.error]
     successes = [result.ended for result in results if not result.error]
     return Report(
@@ -93,7 +93,7 @@ def summarize(results: list[Result], seconds: float) -> Report:
 
 
 def added(reports: Iterable[Report]) -> Report:
-    """One report of several loads."""
+    """Returns one report of several loads."""
     total = Report()
     for report in reports:
         for field in ("requests", "failed", "failed_begun", "streams"):

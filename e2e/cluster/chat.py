@@ -19,7 +19,7 @@ class Refused(Exception):
 
 
 def once(address: str) -> dict:
-    """The answer's text and the engine that served it. Raises Refused for anything but a completion."""
+    """Sends one chat, and returns the text of the answer and the engine that answered. Raises Refused for anything but a completion."""
     output = json.loads(node.run(sys.executable, str(HERE / "chat.py"), address, timeout=SECONDS_MAX + 5))
     if output["status"] != 200:
         raise Refused(f"{address}: {output}")
@@ -27,7 +27,7 @@ def once(address: str) -> dict:
 
 
 def until_answered(address: str, seconds_max: float = 60) -> dict:
-    """Repeats the chat until it is answered. Only for the time just after an installation."""
+    """Repeats the chat until it is answered. Use this only in the time just after an installation."""
     began = time.monotonic()
     while True:
         try:

@@ -12,8 +12,8 @@ import h2.settings
 import hyperframe.frame
 
 CONNECT_SECONDS_MAX = 5
-# A kept connection is not used after this idle time. A gateway that stops announces it for longer, so that no request is sent on a
-# connection that the gateway is closing.
+# The idle time after which a client no longer uses a kept connection. A gateway announces its end for longer than this time, so that no
+# client sends a request on a connection that the gateway is closing.
 IDLE_SECONDS_MAX = 3
 HTTP2_CONNECTIONS = 4
 WINDOW_BYTES = 16 * 1024 * 1024
@@ -30,7 +30,7 @@ class Broken(Exception):
 
 
 class Reply:
-    """What has arrived of a reply. It is filled as it arrives, so that a broken one can be judged too."""
+    """What has arrived of a reply. The client fills it while the reply arrives, so that a test can also judge a broken reply."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -90,7 +90,7 @@ class Http1Client:
 
 
 class GracefulState(h2.connection.H2Connection):
-    """Lets the streams up to a GOAWAY's id go on. The library alone takes a GOAWAY for the end of the connection, and refuses the
+    """Lets the streams up to a GOAWAY's id continue. The library alone takes a GOAWAY for the end of the connection, and refuses the
     frames that follow it."""
 
     def _receive_goaway_frame(self, frame: hyperframe.frame.GoAwayFrame) -> tuple[list, list[h2.events.Event]]:
@@ -100,7 +100,7 @@ class GracefulState(h2.connection.H2Connection):
 
 
 class Http2Connection:
-    """One connection with prior knowledge. After a GOAWAY it takes no new streams, and lets the running ones end."""
+    """One connection with prior knowledge. After a GOAWAY the connection takes no new streams, and lets the running streams end."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.reader, self.writer = reader, writer
@@ -177,7 +177,7 @@ class Http2Connection:
 
 
 class Http2Client:
-    """Spreads streams over a few connections, and opens a new one for each that the server ends."""
+    """Spreads streams over a few connections, and opens a new connection for each connection that the server ends."""
 
     def __init__(self, address: Address):
         self.address = address

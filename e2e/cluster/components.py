@@ -23,14 +23,14 @@ COMMANDS: dict[str, list[str]] = {
         f"--tls-cert-file={ETC}/apiserver.pem", f"--tls-private-key-file={ETC}/apiserver.key", f"--token-auth-file={ETC}/tokens.csv",
         "--authorization-mode=Node,RBAC", f"--service-account-key-file={ETC}/sa.pub", f"--service-account-signing-key-file={ETC}/sa.key",
         "--service-account-issuer=https://kubernetes.default.svc.cluster.local", f"--service-cluster-ip-range={SERVICE_RANGE}",
-        # Without InternalIP, `kubectl logs` looks up the node's name in DNS.
+        # Sets InternalIP, because `kubectl logs` would otherwise look up the node's name in DNS.
         "--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP", "--endpoint-reconciler-type=lease",
     ],
     "kube-controller-manager": [
         "kube-controller-manager", f"--kubeconfig={ETC}/kcm.conf", "--leader-elect=false", "--secure-port=0",
         f"--service-account-private-key-file={ETC}/sa.key", f"--root-ca-file={ETC}/ca.pem", f"--cluster-signing-cert-file={ETC}/ca.pem",
         f"--cluster-signing-key-file={ETC}/ca.key", "--allocate-node-cidrs=true", f"--cluster-cidr={POD_RANGE}",
-        # With one user for all controllers, RBAC would forbid nearly everything.
+        # Each controller has a separate user, because RBAC would forbid nearly everything to one common user.
         f"--service-cluster-ip-range={SERVICE_RANGE}", "--use-service-account-credentials=true",
     ],
     "kube-scheduler": ["kube-scheduler", f"--kubeconfig={ETC}/scheduler.conf", "--leader-elect=false", "--secure-port=0"],

@@ -9,7 +9,7 @@ PAUSE_IMAGE = f"{REGISTRY}/pause:1"
 KUBELET = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
-    # Since Kubernetes 1.35 the kubelet refuses cgroup v1 by default.
+    # Allows cgroup v1, which the kubelet refuses by default since Kubernetes 1.35.
     "failCgroupV1": False,
     "cgroupDriver": "cgroupfs",
     "cgroupRoot": f"/{CGROUP}",
@@ -22,7 +22,7 @@ KUBELET = {
     "resolvConf": "",
     "podLogsDir": str(RUN / "pods"),
     "volumePluginDir": str(RUN / "kubelet/volumeplugins"),
-    # A disk that is over 85 % full would taint the node.
+    # Sets low limits, because by default a disk that is over 85 % full would taint the node.
     "evictionHard": {"imagefs.available": "1%", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "memory.available": "100Mi"},
     "imageGCHighThresholdPercent": 100,
     "imageGCLowThresholdPercent": 99,
@@ -100,7 +100,7 @@ HOSTS = f"""server = 'http://{REGISTRY}'
 
 def write() -> None:
     (ETC / "cni").mkdir(parents=True, exist_ok=True)
-    # JSON is YAML too.
+    # The files are JSON, which every YAML reader accepts.
     (ETC / "kubelet.yaml").write_text(json.dumps(KUBELET))
     (ETC / "kube-proxy.yaml").write_text(json.dumps(KUBE_PROXY))
     (ETC / "cni/10-ptp.conflist").write_text(json.dumps(CNI))

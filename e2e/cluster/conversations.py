@@ -1,4 +1,4 @@
-"""Sends conversations to a gateway and prints what became of them, as JSON. It runs inside the node's network.
+"""Sends conversations to a gateway and prints the outcome of the conversations, as JSON. It runs inside the node's network.
 
     conversations.py HOST:PORT ENGINE,ENGINE... [HEADER: VALUE]... [CONVERSATIONS]
 
@@ -30,7 +30,7 @@ def words(generator: random.Random, count: int) -> str:
 
 
 def turn(address: str, headers: dict[str, str], messages: list[dict[str, str]]) -> dict:
-    """One streamed chat: its endpoint, and the seconds to the first chunk."""
+    """Sends one streamed chat. Returns the endpoint that answered, and the seconds to the first chunk."""
     body = {"model": MODEL, "messages": messages, "max_tokens": REPLY_TOKENS, "stream": True}
     client = http.client.HTTPConnection(address, timeout=SECONDS_MAX)
     began = time.monotonic()
@@ -46,7 +46,7 @@ def turn(address: str, headers: dict[str, str], messages: list[dict[str, str]]) 
 
 
 def counted(engines: list[str], name: str) -> float:
-    """The sum of a counter over all engines."""
+    """Returns the sum of a counter over all engines."""
     total = 0.0
     for engine in engines:
         with urllib.request.urlopen(f"http://{engine}/metrics", timeout=SECONDS_MAX) as reply:
@@ -73,7 +73,7 @@ class Conversation:
 
 
 def converse(address: str, headers: dict[str, str], name: str) -> list[dict]:
-    """One whole conversation."""
+    """Plays one whole conversation."""
     held = Conversation(address, headers, name)
     turns = []
     for _ in range(TURNS):

@@ -6,7 +6,7 @@ import subprocess
 
 from paths import ADMIN_KUBECONFIG, API_SERVICE_ADDRESS, ETC, NODE_ADDRESS, NODE_NAME
 
-# File stem of the kubeconfig, user, groups.
+# The users: the file stem of the kubeconfig, the user's name, and the user's groups.
 USERS = (
     ("admin", "admin", "system:masters"),
     ("kcm", "system:kube-controller-manager", ""),
@@ -57,7 +57,7 @@ def write() -> None:
 
 
 def kubeconfig(token: str) -> dict:
-    """A kubeconfig; JSON is YAML too."""
+    """Returns a kubeconfig as JSON, which is also valid YAML."""
     cluster = {"server": "https://127.0.0.1:6443", "certificate-authority": str(ETC / "ca.pem")}
     return {
         "apiVersion": "v1",

@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 5
 TTL_SECONDS = 1
 TYPE_A = 1
 HEADER = 12
-# Response, authoritative, recursion available; and the code for a name that does not exist.
+# The flags of a reply (response, authoritative, recursion available), and the code for a name that does not exist.
 FLAGS, UNKNOWN_NAME = 0x8580, 3
 
 Table = dict[str, list[str]]
@@ -51,7 +51,7 @@ class ApiServer:
 
 
 def records(services: list[dict], slices: list[dict]) -> Table:
-    """The addresses of each Service's name."""
+    """Returns the addresses of each Service's name."""
     table: Table = {IMAGE_HOSTS[0]: [NODE_ADDRESS]}
     for service in services:
         name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
@@ -62,7 +62,7 @@ def records(services: list[dict], slices: list[dict]) -> Table:
 
 
 def endpoints(name: str, namespace: str, service: dict, slices: list[dict]) -> list[str]:
-    """The addresses of a headless Service."""
+    """Returns the addresses of a headless Service."""
     all_addresses = service["spec"].get("publishNotReadyAddresses", False)
     return [
         address
@@ -75,7 +75,7 @@ def endpoints(name: str, namespace: str, service: dict, slices: list[dict]) -> l
 
 
 def answer(query: bytes, table: Table) -> bytes:
-    """The reply to one DNS query of one question."""
+    """Returns the reply to one DNS query of one question."""
     at, labels = HEADER, []
     while query[at]:
         labels.append(query[at + 1 : at + 1 + query[at]].decode())

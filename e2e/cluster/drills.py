@@ -29,13 +29,13 @@ from loading import loading
 from paths import HERE, NODE_NAME
 
 API_AWAY_SECONDS = 60
-# For so long after the API server is back, the node controller may still declare pods unready.
+# The time after the return of the API server during which the node controller may still declare pods unready.
 API_SETTLE_SECONDS = 110
 API_DECLARED_SECONDS = 15
-# Longer than a leader leads without the API server, shorter than the node's grace period.
+# The time for which the API server is away: longer than a leader leads without the API server, and shorter than the node's grace period.
 EXT_PROC_API_AWAY_SECONDS = 30
 HANDOVER_SECONDS_MAX = 3.0
-# How long after SIGKILL a process may still hold its sockets.
+# The time after SIGKILL during which a process may still hold its sockets.
 KILLED_SECONDS_MAX = 0.1
 LEASE_SECONDS = 15
 TAKEOVER_SECONDS_MAX = LEASE_SECONDS + 2.0
@@ -46,7 +46,7 @@ SECRET_SECONDS = 30
 
 
 class Failed(Exception):
-    """The drill did not show what it must show."""
+    """The drill did not show what the drill must show."""
 
 
 class Outcome(NamedTuple):
@@ -95,8 +95,8 @@ def installed() -> Outcome:
 
 
 def by_ext_proc(work: Callable[[], str]) -> Outcome:
-    """Does the work under load to a gateway without the module. The chart's second release picks for it, and an InferencePool is
-    between them."""
+    """Does the work under load to a gateway without the module. The chart's second release picks for this gateway, by an InferencePool
+    that names the release."""
     release.install_ext_proc()
     ext_proc_gateway.install(engines.NAME, engines.NAMESPACE)
     # Clients connect to the pod and not to its Service, because the API server may be away.
@@ -138,14 +138,15 @@ def picks_begun(outcome: Outcome, killed: float) -> Outcome:
 
 
 def ext_proc_leader() -> Outcome:
-    """No request at a gateway fails because of the leader, except those in flight when it is killed."""
+    """Checks that no request at a gateway fails because of the leader, except requests in flight when the leader is killed."""
     killed: list[float] = []
     outcome = by_ext_proc(lambda: leader_stopped_killed_and_cut_off(killed))
     return picks_begun(outcome, *killed)
 
 
 def leader_stopped_killed_and_cut_off(killed: list[float]) -> str:
-    """The leader stops, is killed, and cannot reach the API server: every daemon picks. Adds the moment of SIGKILL to `killed`."""
+    """Stops the leader, then kills the leader, then stops the API server for a while. Every daemon must pick meanwhile. Adds the moment
+    of SIGKILL to `killed`."""
     daemons, told = release.EXT_PROC_DAEMONS, []
     for number, seconds_max in ((signal.SIGTERM, HANDOVER_SECONDS_MAX), (signal.SIGKILL, TAKEOVER_SECONDS_MAX)):
         before = kube.containers(daemons.pods())
@@ -167,14 +168,14 @@ def leader_stopped_killed_and_cut_off(killed: list[float]) -> str:
     again = "the same daemon" if daemons.lease_holder() == holder else "the other daemon"
     told.append(f"API server away for {EXT_PROC_API_AWAY_SECONDS} s: no daemon restarted, then {again} leads")
     pods_ready_again()  # on a busy machine the API server is away for longer than the grace period; the next drill needs the Service
-    # While pods are unready, Services have no endpoints, and so the gateway has none.
+    # Reports whether pods became unready, because Services have no endpoints while pods are unready, and so the gateway has no endpoints.
     if any(became_ready(pod) > away for pod in [*engines.pods(), *daemons.pods()]):
         told.append("it was away for longer than the node's grace period: the node controller declared pods unready")
     return "; ".join(told)
 
 
 def became_ready(pod: dict) -> float:
-    """The last change of a pod's condition Ready, in seconds since 1970."""
+    """Returns the last change of a pod's condition Ready, in seconds since 1970."""
     condition = next(one for one in pod["status"]["conditions"] if one["type"] == "Ready")
     return datetime.datetime.fromisoformat(condition["lastTransitionTime"]).timestamp()
 
@@ -203,7 +204,7 @@ def gateway_addresses() -> list[str]:
 
 
 def gateway_endpoints() -> set[int]:
-    """The different numbers of endpoints that the gateways have."""
+    """Returns the different numbers of endpoints that the gateways have."""
     seen = json.loads(node.run(sys.executable, str(HERE / "members.py"), "0", CLUSTER, *gateway_addresses()))
     return {seen["fewest"], seen["most"]}
 
@@ -244,7 +245,7 @@ def watched_pairs() -> Iterator[set[tuple[str, str]]]:
 
     def watch() -> None:
         while not ended.wait(0.5):
-            # A pod or the Lease may go while they are read.
+            # A pod or the Lease may disappear while this function reads them.
             with contextlib.suppress(node.NodeError, KeyError):
                 pairs.update(release.version_pairs())
 
@@ -291,7 +292,8 @@ def secret_certificate() -> str:
 
 
 def gateway_pod() -> str:
-    """One gateway, past its Service. When the node is declared unready, the Service has no endpoints, whatever the gateways do."""
+    """Returns the address of one gateway's pod, to bypass the Service. When the node is declared unready, the Service has no endpoints,
+    whatever the gateways do."""
     return f"{kube.pods(release.NAMESPACE, release.GATEWAY_LABELS)[0]['status']['podIP']}:8080"
 
 
@@ -312,13 +314,13 @@ def pods_ready_again() -> float:
 
 
 def node_lease() -> str:
-    """When the kubelet last reported."""
+    """Returns the time when the kubelet last reported."""
     return kube.kubectl("get", "lease", NODE_NAME, "-n", "kube-node-lease", "-o", "jsonpath={.spec.renewTime}")
 
 
 def api_server_away() -> str:
-    """The API server stays away for longer than the node's grace period of 50 s. On its return the node controller declares the node
-    and all its pods unready, although every engine answers."""
+    """Stops the API server for longer than the node's grace period of 50 s. When the API server returns, the node controller declares
+    the node and all its pods unready, although every engine answers."""
     watched_seconds = API_AWAY_SECONDS + API_SETTLE_SECONDS
     command = node.command(sys.executable, str(HERE / "members.py"), str(watched_seconds), CLUSTER, *gateway_addresses())
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
@@ -349,7 +351,7 @@ def containerd_restarted() -> str:
 
 
 def engine_killed(kill: Callable[[int], None], reason: str) -> Outcome:
-    """Only streams that the engine had begun may fail."""
+    """Kills an engine, and checks that only streams that the engine had begun fail."""
     victim = engines.pods()[0]
     name, address = victim["metadata"]["name"], victim["status"]["podIP"]
     pid = processes.container_pid(name, engines.NAMESPACE)
@@ -390,7 +392,7 @@ class Takeover(NamedTuple):
 
 def lead_again(number: signal.Signals, daemons: release.Daemons = release.DAEMONS) -> Takeover:
     """Signals the leading daemon and waits until a daemon has taken the Lease."""
-    # A Lease that was left behind has a holder that no longer exists, until it expires.
+    # Waits for a leader, because an old Lease names a holder that no longer exists until the Lease expires.
     kube.wait_until("a daemon leads", lambda: daemons.leader() != "")
     old, holder = daemons.leader(), daemons.lease_holder()
     pid = processes.container_pid(old, daemons.namespace)
@@ -415,7 +417,7 @@ def leader_lost(number: signal.Signals, seconds_max: float) -> str:
 
 
 def prepare() -> None:
-    """What all drills need."""
+    """Prepares what all drills need."""
     manifests.install_schemas()
     policy.install()
 
@@ -451,6 +453,6 @@ DRILLS: dict[str, Drill] = {
     "containerd": loaded(containerd_restarted),
     "api-server": Drill(lambda: under_load(api_server_away, gateway_pod())),
 }
-# These run only when named, because they need tools that take minutes to build.
+# These drills run only when named, because these drills need tools that take minutes to build.
 NAMED_ONLY = istio_drills.DRILLS | envoy_gateway_drills.DRILLS
 DRILLS |= {name: Drill(run, needs_release=False) for name, run in NAMED_ONLY.items()}

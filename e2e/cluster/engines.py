@@ -8,7 +8,7 @@ NAMESPACE = "serving"
 NAME = "llama"
 SELECTOR = f"app={NAME}"
 REPLICAS = 3
-# Longer than the longest stream, so that SIGTERM finds none.
+# The pause before SIGTERM, which is longer than the longest stream, so that no stream runs at SIGTERM.
 PRE_STOP_SECONDS = 22
 # Engine steps take a twentieth of the measured time, and the writes of a stream come 250 ms apart.
 ARGUMENTS = ["--listen=$(POD_IP):8000", "--speed=20", "--chunk-delay-ms=250"]
@@ -22,7 +22,7 @@ def manifests() -> str:
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "ports": [{"containerPort": 8000}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 1},
-        # The pod leaves the pool at once, and the engine serves on until its streams have ended.
+        # The pod leaves the pool immediately, and the engine continues to serve until its streams have ended.
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
     }

@@ -21,7 +21,7 @@ CHART = TOOLS / "envoy-gateway-controller/gateway-helm"
 CONFIG = ROOT / "envoy-config/envoy-gateway"
 IMAGE = "envoyproxy/gateway:v1.9.1"
 ENVOY_IMAGE = "envoyproxy/envoy:v1.40.0"
-# Where the shipped files put their Gateway.
+# The namespace and the name of the Gateway in the shipped files.
 GATEWAY_NAMESPACE, GATEWAY = "default", "inference"
 PROXY_LABELS = f"gateway.envoyproxy.io/owning-gateway-namespace={GATEWAY_NAMESPACE},gateway.envoyproxy.io/owning-gateway-name={GATEWAY}"
 ADMIN = "http://127.0.0.1:19000"
@@ -44,7 +44,7 @@ def push_image() -> None:
 
 
 def packaged_chart() -> str:
-    """A copy of the chart, with the values that a release of Envoy Gateway makes of its template."""
+    """Returns a copy of the chart, with the values that a release of Envoy Gateway makes of its template."""
     folder = RUN / "gateway-helm"
     shutil.copytree(CHART, folder, dirs_exist_ok=True)
     template = string.Template((folder / "values.tmpl.yaml").read_text())
@@ -66,7 +66,7 @@ def install() -> None:
 
 
 def install_daemon() -> None:
-    """The shipped daemon, the model servers in `default`, and the Secret of the proxies. A second call keeps the certificates."""
+    """Installs the shipped daemon, the model servers in `default`, and the Secret of the proxies. A second call keeps the certificates."""
     if kube.get("deployments", "switchpoint", "app=switchpointd"):
         istio.replace_engines()
     else:
@@ -75,8 +75,8 @@ def install_daemon() -> None:
 
 
 def shipped(name: str, image: str = "") -> str:
-    """A file of `envoy-config/envoy-gateway`, with the image in the node's registry, or with another image there. The controller uses
-    plain HTTP for a private address only."""
+    """Returns a file of `envoy-config/envoy-gateway`, with the image in the node's registry, or with another image there. The controller
+    uses plain HTTP for a private address only."""
     own = f"{SHIPPED_IMAGE}:{release.version()}"
     return (CONFIG / name).read_text().replace(own, f"{REGISTRY}/{image or f'switchpoint:{release.version()}'}")
 
@@ -100,7 +100,7 @@ def proxies() -> list[dict]:
 
 
 def proxy_name() -> str:
-    """The name of the Deployment and of the Service that the controller made of the Gateway."""
+    """Returns the name of the Deployment and of the Service that the controller made of the Gateway."""
     kube.wait_until("the controller makes the proxy", lambda: bool(kube.get("deployments", NAMESPACE, PROXY_LABELS)), 60)
     return kube.get("deployments", NAMESPACE, PROXY_LABELS)[0]["metadata"]["name"]
 
@@ -118,13 +118,14 @@ def logs() -> str:
 
 
 def admin(path: str) -> str:
-    """An answer of the admin interface of the newest proxy."""
+    """Returns an answer of the admin interface of the newest proxy."""
     pod = max(proxies(), key=lambda found: found["metadata"]["creationTimestamp"])["metadata"]["name"]
     return kube.kubectl("exec", "-n", NAMESPACE, pod, "-c", "envoy", "--", "/bin/busybox", "wget", "-qO-", f"{ADMIN}/{path}")
 
 
 def condition(kind: str, name: str, wanted: str) -> dict:
-    """A condition of a policy, as the controller reports it for its first ancestor. Empty if there is none yet."""
+    """Returns a condition of a policy, as the controller reports the condition for the policy's first ancestor. Returns an empty dict if
+    the controller has reported none yet."""
     found = json.loads(kube.kubectl("get", kind, name, "-n", GATEWAY_NAMESPACE, "-o", "json"))
     ancestors = found.get("status", {}).get("ancestors") or [{}]
     return next((one for one in ancestors[0].get("conditions", []) if one["type"] == wanted), {})
@@ -135,12 +136,12 @@ def wait_for_condition(kind: str, name: str, wanted: str) -> None:
 
 
 def push_other_module(tag: str) -> None:
-    """The module's image with other bytes of the same program: an equal module would change nothing in Envoy."""
+    """Pushes an image of the module with other bytes of the same program, because an equal module would change nothing in Envoy."""
     module = images.WASM.read_bytes() + CUSTOM_SECTION
     cp = {"/bin/busybox": images.DEB / "bin/busybox", "/bin/cp": "busybox"}
     images.push(images.Image(f"switchpoint:{tag}", [cp, {f"/{name}": module for name in images.MODULE_NAMES}]))
 
 
 def digest(image: str) -> str:
-    """The digest of an image's manifest."""
+    """Returns the digest of an image's manifest."""
     return node.run("crane", "digest", "--insecure", f"{REGISTRY}/{image}").strip()

@@ -1,4 +1,5 @@
-"""The drills of Envoy Gateway. Each installs what it needs, so each runs alone; none needs the chart's own gateway."""
+"""The drills of Envoy Gateway. Each drill installs what the drill needs, so each drill runs alone; no drill needs the chart's own
+gateway."""
 
 import hashlib
 import json
@@ -21,15 +22,15 @@ from istio_steps import (
     SUBSET_KEY, Failed, Outcome, Target, converse, described, kill_engine, outcome, routes_by_prefix, under_load, used, walks_down_the_list,
 )  # fmt: skip
 
-# Time for a change of a policy to reach Envoy and for its listener to change.
+# The time for a change of a policy to reach Envoy and for Envoy's listener to change.
 UPDATE_SECONDS = 10
-# Another name than that of the other drills' release, whose Role is in the same namespace of engines.
+# The name of the release. It differs from the name of the other drills' release, whose Role is in the same namespace of engines.
 CHART_RELEASE = "eg-picker"
 DAEMON_NAMESPACE, DAEMON_LABELS = "switchpoint", "app=switchpointd"
 LISTENER = f"{envoy_gateway.GATEWAY_NAMESPACE}/{envoy_gateway.GATEWAY}/http"
 SUBSET_HEADER = "x-drill-subset"
-# A filter before the picker that writes a subset hint, as an operator's own filter does. Clients cannot set one: the shipped files
-# remove the header.
+# A filter before the picker that writes a subset hint, as an operator's own filter does. Clients cannot set a subset hint, because the
+# shipped files remove the header.
 SUBSET_POLICY = {
     "apiVersion": "gateway.envoyproxy.io/v1alpha1",
     "kind": "EnvoyPatchPolicy",
@@ -37,7 +38,7 @@ SUBSET_POLICY = {
     "spec": {
         "targetRef": {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": envoy_gateway.GATEWAY},
         "type": "JSONPatch",
-        # After the patches of the shipped policy, so that its own filter is the first.
+        # This policy applies after the patches of the shipped policy, so that the filter of this policy is the first filter.
         "priority": 1,
         "jsonPatches": [
             {
@@ -67,12 +68,12 @@ SUBSET_POLICY = {
 
 
 def target() -> Target:
-    """The gateway of the shipped files, which choose among the model servers in `default`."""
+    """Returns the gateway of the shipped files, which choose among the model servers in `default`."""
     return Target(envoy_gateway.address(), "default", proxies=envoy_gateway.proxies, admin=envoy_gateway.admin)
 
 
 def install(name: str) -> Target:
-    """The commands of docs/how-to/envoy-gateway.md, with one of the files."""
+    """Runs the commands of docs/how-to/envoy-gateway.md, with one of the files."""
     envoy_gateway.install()
     envoy_gateway.install_daemon()
     envoy_gateway.apply(envoy_gateway.shipped(name))
@@ -87,12 +88,13 @@ def listeners() -> dict:
 
 
 def filters() -> list[str]:
-    """The names of the HTTP filters in the gateway's listener, in order."""
+    """Returns the names of the HTTP filters in the gateway's listener, in order."""
     return [found["name"] for found in filters_of(listeners())]
 
 
 def filters_of(dump: dict) -> list[dict]:
-    """The HTTP filters of the gateway's listener in Envoy's dump. The controller makes other listeners too, for probes and metrics."""
+    """Returns the HTTP filters of the gateway's listener in Envoy's dump. The controller makes other listeners too, for probes and
+    metrics."""
     for entry in dump["configs"]:
         listener = entry.get("active_state", {}).get("listener", {})
         if entry["name"] == LISTENER:
@@ -108,7 +110,7 @@ def module() -> dict:
 
 
 def module_of(dump: dict) -> dict:
-    """Where Envoy has the module from."""
+    """Returns the source from which Envoy has the module."""
     for one in filters_of(dump):
         config = one.get("typed_config", {}).get("config", {})
         if "vm_config" in config:
@@ -121,7 +123,7 @@ def obeys_subset(found: Target) -> str:
     wanted = f"{found.pods()[-1]['status']['podIP']}:8000"
     try:
         kube.wait_until("the filter of the subset is there", lambda: filters()[0] == "subset", 30)
-        # The old listener may still take connections for a moment.
+        # Waits, because the old listener may still take connections for a moment.
         kube.wait_until("the subset is obeyed", lambda: used(converse(found, f"{SUBSET_HEADER}: {wanted}", "2")) == {wanted}, 30)
     finally:
         kube.kubectl("delete", "envoypatchpolicy", "subset", "-n", envoy_gateway.GATEWAY_NAMESPACE)
@@ -139,7 +141,8 @@ def kill_daemons(found: Target) -> tuple[Report, str]:
 
 
 def without_bootstrap(text: str) -> str:
-    """The form of an earlier release: the daemon's cluster comes by the EnvoyPatchPolicy instead of the bootstrap."""
+    """Returns the manifest in the form of an earlier release: the daemon's cluster comes by the EnvoyPatchPolicy instead of the
+    bootstrap."""
     head, bootstrap = text.split("  bootstrap:\n")
     block, tail = bootstrap.split("  provider:\n", 1)
     cluster = block.split("      value:\n")[1]
@@ -148,7 +151,7 @@ def without_bootstrap(text: str) -> str:
 
 
 def old_form_refused() -> Outcome:
-    """Envoy refuses the form of an earlier release, and takes the shipped one."""
+    """Checks that Envoy refuses the form of an earlier release, and accepts the shipped form."""
     began = time.monotonic()
     envoy_gateway.install()
     envoy_gateway.install_daemon()
@@ -171,7 +174,7 @@ def old_form_refused() -> Outcome:
 
 
 def refusal(address: str) -> str:
-    """What clients get of a gateway without the cluster."""
+    """Returns the answer that clients get from a gateway without the cluster."""
     ready = sum(map(kube.is_ready, envoy_gateway.proxies()))
     try:
         answered = chat.once(address)
@@ -181,7 +184,7 @@ def refusal(address: str) -> str:
 
 
 def patch_policy() -> Outcome:
-    """`gateway.yaml` as shipped."""
+    """Drills `gateway.yaml` as shipped."""
     began = time.monotonic()
     name = "gateway.yaml"
     found = install(name)
@@ -201,7 +204,7 @@ def patch_policy() -> Outcome:
 
 
 def replace_image(name: str, image: str) -> str:
-    """Another module by a new init container: new pods."""
+    """Replaces the module by another image of the init container, which makes new pods."""
     before = {pod["metadata"]["name"] for pod in envoy_gateway.proxies()}
     envoy_gateway.apply(envoy_gateway.shipped(name, image))
     kube.wait_until("new proxies start", lambda: bool({pod["metadata"]["name"] for pod in envoy_gateway.proxies()} - before), 60)
@@ -210,7 +213,7 @@ def replace_image(name: str, image: str) -> str:
 
 
 def extension_policy() -> Outcome:
-    """`extension-policy.yaml` as shipped: by tag, then by digest, and another module in place of the first under load."""
+    """Drills `extension-policy.yaml` as shipped: by tag, then by digest, and another module in place of the first under load."""
     began = time.monotonic()
     name = "extension-policy.yaml"
     found = install(name)
@@ -235,7 +238,8 @@ def with_sha256(text: str, sha256: str) -> str:
 
 
 def refuses_wrong_digest(name: str) -> str:
-    """The module's SHA-256 is not the digest of its image's manifest. Afterwards the file names the right digest."""
+    """Checks that the controller refuses the module's SHA-256, which is not the digest of the image's manifest. Afterwards the file
+    names the right digest."""
     text = envoy_gateway.shipped(name)
     envoy_gateway.apply(with_sha256(text, hashlib.sha256(images.WASM.read_bytes()).hexdigest()))
     kube.wait_until("the controller refuses the digest", lambda: envoy_gateway.condition("envoyextensionpolicy", "switchpoint", "Accepted").get("status") == "False", 60)
@@ -261,7 +265,7 @@ def replace_module(name: str, image: str, how: str, other: bool) -> str:
 
 
 def ext_proc() -> Outcome:
-    """`ext-proc.yaml` as shipped."""
+    """Drills `ext-proc.yaml` as shipped."""
     began = time.monotonic()
     name = "ext-proc.yaml"
     envoy_gateway.install()
@@ -287,7 +291,7 @@ def restart_daemon() -> str:
 
 
 def chart() -> Outcome:
-    """The chart's Envoy Gateway mode in place of the files, by the commands of docs/how-to/install.md."""
+    """Drills the chart's Envoy Gateway mode in place of the files, by the commands of docs/how-to/install.md."""
     began = time.monotonic()
     envoy_gateway.install()
     engines.install()

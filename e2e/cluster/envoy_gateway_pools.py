@@ -1,5 +1,5 @@
-"""Two pools behind one Envoy Gateway: by the chart, whose picker has both pools and finds that of a request by its route; and by
-`extension-policy.yaml`, where each route has a picker of its own, with its own settings."""
+"""Two pools behind one Envoy Gateway: by the chart, whose picker has both pools and finds the pool of a request by the request's route;
+and by `extension-policy.yaml`, where each route has a separate picker with separate settings."""
 
 import json
 import signal
@@ -44,7 +44,7 @@ class Pools(NamedTuple):
     second: Target
 
     def converse(self, *headers: str) -> dict:
-        """Conversations with the second pool. None may leave it."""
+        """Runs conversations with the second pool. No conversation may leave this pool."""
         return self.converse_with(self.second, *headers)
 
     def converse_with(self, engines_of: Target, *headers: str) -> dict:
@@ -73,7 +73,7 @@ def remove_second_engines(namespace: str) -> None:
 
 
 def faults(pools: Pools, namespace: str, labels: str) -> list[Run]:
-    """Faults of one pool while clients use both."""
+    """Causes faults in one pool while clients use both pools."""
 
     def second_loses_an_engine() -> str:
         victim = pools.second.pods()[0]["metadata"]["name"]
@@ -96,7 +96,7 @@ def faults(pools: Pools, namespace: str, labels: str) -> list[Run]:
 
 
 def chart_pools() -> Outcome:
-    """One picker with two pools, each with its own scheduling configuration."""
+    """Drills one picker with two pools, each with its own scheduling configuration."""
     began = time.monotonic()
     envoy_gateway.install()
     engines.install()
@@ -130,7 +130,7 @@ def by_prefix(pools: Pools) -> str:
 
 
 def by_session(pools: Pools) -> str:
-    """The second pool's configuration knows sessions and no prefixes."""
+    """Checks that the second pool picks by session, because its configuration knows sessions and no prefixes."""
     with_session, without = pools.converse(SESSION_HEADER), pools.converse()
     if stayed(with_session) < STAYED_SHARE_MIN or stayed(without) >= STAYED_SHARE_MIN:
         raise Failed(f"the second pool: {stayed(with_session):.0%} stayed with a session id, {stayed(without):.0%} without")
@@ -141,11 +141,11 @@ def by_session(pools: Pools) -> str:
 
 
 def changed(item: dict) -> dict:
-    """The object of the second route: another name, route and pool."""
+    """Returns the object of the second route: another name, route and pool."""
     item["metadata"]["name"] = SECOND
     spec = item["spec"]
     if item["kind"] == "HTTPRoute":
-        # Clients reach the picker's health by the first route.
+        # The second route leaves out the picker's health, which clients reach by the first route.
         rule = spec["rules"][0]
         rule["backendRefs"] = [{"name": SECOND_SERVERS, "port": 8000}]
         spec["hostnames"] = [HOST]
@@ -157,7 +157,7 @@ def changed(item: dict) -> dict:
 
 
 def two_routes() -> str:
-    """`extension-policy.yaml`, and a second route with its own policies."""
+    """Returns `extension-policy.yaml`, and a second route with its own policies."""
     text = envoy_gateway.shipped(FILE)
     items = istio.several(kube.kubectl("create", "--dry-run=client", "-o", "json", "-f", "-", stdin=text))
     second = [changed(item) for item in items if item["kind"] in ("HTTPRoute", "BackendTrafficPolicy", "EnvoyExtensionPolicy")]
@@ -172,7 +172,7 @@ def two_pools_in_the_daemon(text: str) -> None:
 
 
 def two_policies() -> Outcome:
-    """Two routes, each with its own Service, policy and picker. Both decide by load, as the file does."""
+    """Drills two routes, each with its own Service, policy and picker. Both pickers decide by load, as in the file."""
     began = time.monotonic()
     envoy_gateway.install()
     envoy_gateway.install_daemon()

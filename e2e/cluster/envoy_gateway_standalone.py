@@ -38,7 +38,7 @@ STATE = ROOT / "target/envoy-gateway"
 OBJECTS = STATE / "objects"
 CERTIFICATES = STATE / "certificates"
 MODULE = STATE / "switchpoint.wasm"
-# Envoy finds its certificates for the controller's module server here, in a cluster and outside.
+# The folder in which Envoy finds its certificates for the controller's module server, in a cluster and outside.
 MOUNTED = pathlib.Path("/certs")
 INSIDE = "SWITCHPOINT_STANDALONE"
 ADDRESS = "127.0.0.1:80"
@@ -51,7 +51,7 @@ HOSTS = f"127.0.0.1 localhost {envoy_gateway.CONTROLLER} {envoy_gateway.CONTROLL
 FIRST_SECONDS_MAX = 180
 UPDATE_SECONDS = 12
 LOAD_WARM_UP_SECONDS = 10
-# Requests per second. Fewer than in a cluster, because the programs may be debug builds.
+# The rate of the load in requests per second, which is lower than in a cluster, because the programs may be debug builds.
 LOAD_RATE = 10
 API = "gateway.envoyproxy.io/v1alpha1"
 HOST_PROVIDER = {"type": "Host", "host": {"envoyVersion": ENVOY_VERSION}}
@@ -76,7 +76,7 @@ class Failed(Exception):
 
 
 def programs() -> pathlib.Path:
-    """The folder of the project's programs: those of a release, or else of a debug build."""
+    """Returns the folder of the project's programs: those of a release, or else of a debug build."""
     return next((TARGET / name for name in ("release", "debug") if (TARGET / name / "model-server").exists()), TARGET / "release")
 
 
@@ -86,7 +86,7 @@ def missing() -> list[str]:
 
 
 def prepare() -> None:
-    """What does not change while the checks run: certificates, Envoy, and the controller's own certificates."""
+    """Prepares what does not change while the checks run: certificates, Envoy, and the controller's own certificates."""
     shutil.rmtree(STATE, ignore_errors=True)
     for folder in (OBJECTS, CERTIFICATES, ETC, STATE / f"envoy-versions/{ENVOY_VERSION}/bin"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,8 +116,8 @@ def secret(name: str, namespace: str, files: dict[str, pathlib.Path]) -> dict:
 
 
 def secrets() -> list[dict]:
-    """The daemon's certificate, and the proxies' certificate for the controller. Without Kubernetes the controller invents a proxy
-    certificate that its own module server refuses."""
+    """Returns the daemon's certificate, and the proxies' certificate for the controller. Without Kubernetes the controller invents a
+    proxy certificate that its own module server refuses."""
     daemon = {"tls.crt": ETC / "daemon.pem", "tls.key": ETC / "daemon.key", "ca.crt": ETC / "state-ca.pem"}
     proxy = {name: MOUNTED / name for name in daemon}
     return [secret("switchpointd-tls", "default", daemon), secret("envoy", envoy_gateway.NAMESPACE, proxy)]
@@ -173,11 +173,11 @@ class Stand:
         return subprocess.run([str(BIN / "crane"), "digest", "--insecure", reference], check=True, capture_output=True, text=True).stdout.strip()
 
     def text(self, image: str) -> str:
-        """The shipped file, for a host instead of a cluster."""
+        """Returns the shipped file, for a host instead of a cluster."""
         text = self.change((envoy_gateway.CONFIG / self.name).read_text())
-        # The standalone mode has no Services: Backends take their place. It starts a process in place of a Deployment.
+        # The standalone mode has no Services: Backends take their place. The standalone mode starts a process in place of a Deployment.
         text = text.replace("{name: model-servers, port: 8000}", "{group: gateway.envoyproxy.io, kind: Backend, name: model-servers}")
-        # All objects are in one namespace, because the translator refuses a Backend of another one, whatever a ReferenceGrant says.
+        # All objects are in one namespace, because the translator refuses a Backend of another namespace, whatever a ReferenceGrant says.
         text = re.sub(r"namespace: switchpoint\b", "namespace: default", text)
         text = text.replace("{name: switchpointd, namespace: default, port: 9002}", "{group: gateway.envoyproxy.io, kind: Backend, name: switchpointd}")
         text = text.replace('{group: "", kind: Service, name: switchpointd', "{group: gateway.envoyproxy.io, kind: Backend, name: switchpointd").replace(", sectionName: grpc-ext-proc", "")
@@ -200,11 +200,12 @@ class Stand:
         return (STATE / "controller.log").read_text()
 
     def module(self) -> dict:
-        """Where Envoy has the module from. The controller's log has Envoy's admin port in no fixed form, so it is looked up."""
+        """Returns the source from which Envoy has the module. The controller's log has Envoy's admin port in no fixed form, so
+        `admin_address` finds the port."""
         return envoy_gateway_drills.module_of(self.dump())
 
     def dump(self) -> dict:
-        """Envoy's listeners."""
+        """Returns Envoy's listeners."""
         if not self.admin_address:
             self.admin_address = admin_address()
         return json.loads(get(self.admin_address, "/config_dump?resource=dynamic_listeners")[1])
@@ -220,7 +221,7 @@ def get(address: str, path: str) -> tuple[int, str]:
 
 
 def admin_address() -> str:
-    """The admin port that Envoy chose."""
+    """Returns the admin port that Envoy chose."""
     rows = subprocess.run(["ss", "-ltnpH"], check=True, capture_output=True, text=True).stdout.splitlines()
     return next(row.split()[3] for row in rows if '(("envoy",' in row and row.split()[3].startswith("127.0.0.1:"))
 
@@ -239,7 +240,8 @@ def answered() -> bool:
 
 
 def module_answers() -> bool:
-    """Whether a module answers its own path, and chats. Envoy answers chats also without the filter, until it has the module."""
+    """Whether a module answers its own path, and Envoy answers chats. Envoy answers chats also without the filter, until Envoy has the
+    module."""
     try:
         return get(ADDRESS, "/switchpoint/ready")[0] == 200 and answered()
     except OSError:
@@ -267,7 +269,7 @@ def conversations_stay(stand: Stand) -> str:
 
 
 def subset(stand: Stand) -> str:
-    """Only the endpoint of the hint that a filter before the picker writes."""
+    """Checks that only the endpoint of the subset hint is picked, which a filter before the picker writes."""
     stand.apply(f"url: {REGISTRY}/switchpoint:{TAG}", envoy_gateway_drills.SUBSET_POLICY)
     try:
         wait_until("the filter of the subset is there", lambda: envoy_gateway_drills.filters_of(stand.dump())[0]["name"] == "subset")
@@ -318,7 +320,7 @@ def daemon_killed(stand: Stand) -> tuple[str, arrivals.Report]:
 
 
 def wrong_digest(stand: Stand) -> str:
-    """`sha256` is the digest of the image's manifest."""
+    """Checks that the controller refuses a wrong `sha256`, which must be the digest of the image's manifest."""
     stand.apply(f"url: {REGISTRY}/switchpoint:{TAG}, sha256: {hashlib.sha256(MODULE.read_bytes()).hexdigest()}")
     wait_until("the controller refuses the module's SHA-256", lambda: "does not match" in stand.log())
     stand.apply(f"url: {REGISTRY}/switchpoint:{TAG}, sha256: {stand.digests[TAG].removeprefix('sha256:')}")
@@ -342,7 +344,7 @@ def module_replaced(stand: Stand) -> tuple[str, arrivals.Report]:
 
 
 def old_form_refused(stand: Stand) -> str:
-    """The form of an earlier release, in a controller of its own: the daemon's cluster comes by a patch."""
+    """Checks that the form of an earlier release is refused, in a separate controller: the daemon's cluster comes by a patch."""
     wait_until("Envoy refuses the cluster", lambda: REFUSED_CLUSTER in stand.log())
     time.sleep(UPDATE_SECONDS)
     reply = chat.main(ADDRESS)

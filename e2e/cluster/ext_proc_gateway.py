@@ -1,5 +1,6 @@
-"""A gateway without the picker's module, as a gateway that reads InferencePools makes it: it calls the Service of `endpointPickerRef`
-by ext_proc and sends requests to the pods that the pool selects. Its configuration is `envoy-config/ext_proc.yaml`."""
+"""A gateway without the picker's module, as a gateway that reads InferencePools makes it: the gateway calls the Service of
+`endpointPickerRef` by ext_proc and sends requests to the pods that the pool selects. The gateway's configuration is
+`envoy-config/ext_proc.yaml`."""
 
 import json
 import re
@@ -14,7 +15,7 @@ CLUSTER_DOMAIN = ".cluster.local"
 
 
 def configuration(picker: str, picker_port: int, pods: str, pod_port: int) -> str:
-    """The shipped file, with the addresses of the cluster. The pods come from a headless Service in place of EDS."""
+    """Returns the shipped file, with the addresses of the cluster. The pods come from a headless Service in place of EDS."""
     text = (ROOT / "envoy-config/ext_proc.yaml").read_text()
     text = text.replace("address: 127.0.0.1, port_value: 8080", "address: 0.0.0.0, port_value: 8080")
     text = text.replace("address: 127.0.0.1, port_value: 9002", f"address: {picker}, port_value: {picker_port}")
@@ -32,7 +33,7 @@ def configuration(picker: str, picker_port: int, pods: str, pod_port: int) -> st
 
 
 def manifests(pool: dict) -> str:
-    """The gateway of an InferencePool, in the pool's namespace."""
+    """Returns the gateway of an InferencePool, in the pool's namespace."""
     namespace, spec = pool["metadata"]["namespace"], pool["spec"]
     picker, port = spec["endpointPickerRef"]["name"], spec["targetPorts"][0]["number"]
     domain = f"{namespace}.svc{CLUSTER_DOMAIN}"

@@ -1,5 +1,5 @@
-"""Makes the kernel's OOM killer end a container: small processes join its memory cgroup and allocate until the limit. The container's
-own process is marked, so that the kernel chooses it.
+"""Makes the kernel's OOM killer end a container: small processes join its memory cgroup and allocate until the limit. The program marks the
+container's own process, so that the kernel kills this process.
 
     hog.py PID
 """
@@ -11,7 +11,7 @@ import sys
 import time
 
 CHUNK_BYTES = 1024 * 1024
-# A process with the mark counts as large as the limit, or a little less. The helpers stay well below.
+# The kernel counts a process with the mark as large as the limit, or a little less. The helpers stay well below this size.
 HELPERS = 8
 HELPER_CHUNKS_MAX = 48
 SCORE_MAX = "1000"
@@ -19,7 +19,7 @@ SECONDS_MAX = 20
 
 
 def memory_cgroup(pid: int) -> pathlib.Path:
-    """The folder of the process's memory cgroup, of version 1 or 2."""
+    """Returns the folder of the process's memory cgroup, of version 1 or 2."""
     for row in pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = row.split(":", 2)
         if "memory" in controllers.split(","):

@@ -13,13 +13,13 @@ import node
 from paths import DEB, DEB_LIBRARIES, HERE, IMAGES, REGISTRY, ROOT, TARGET
 
 USER = "65532"
-# The PATH of published images, because Envoy Gateway starts its programs by name.
+# The test images need the PATH of the published images, because Envoy Gateway starts their programs by name.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RELEASE = TARGET / "release"
 WASM = TARGET / "wasm32-wasip1/release/switchpoint.wasm"
 MODULE_NAMES = ("switchpoint.wasm", "plugin.wasm")
 BUSYBOX_LINKS = ("sh", "sleep", "cat", "grep", "ls", "cp", "printf")
-# Takes vLLM's arguments and ignores them, as `worker.yaml` passes them.
+# A script in place of vLLM, which ignores the arguments that `worker.yaml` passes to vLLM.
 VLLM_SCRIPT = "#!/bin/sh\nexec /model-server --listen 0.0.0.0:8000\n"
 
 Layer = dict[str, "pathlib.Path | str | bytes"]
@@ -58,7 +58,7 @@ def add(archive: tarfile.TarFile, path: str, content: "pathlib.Path | str | byte
 
 
 def base() -> Layer:
-    """What a program linked with glibc needs."""
+    """Returns the files that a program linked with glibc needs."""
     files: Layer = {
         "etc/passwd": b"nonroot:x:65532:65532::/tmp:/sbin/nologin\n",
         "etc/group": b"nonroot:x:65532:\n",
@@ -75,7 +75,7 @@ def base() -> Layer:
 
 
 def shell() -> Layer:
-    """What start.sh runs."""
+    """Returns the programs that start.sh runs."""
     files: Layer = {"bin/busybox": DEB / "bin/busybox", "bin/bash": DEB / "bin/bash-static"}
     files |= {f"bin/{name}": "busybox" for name in BUSYBOX_LINKS}
     return files | {"usr/bin/env": "/bin/busybox", "usr/bin/awk": "/bin/busybox"}
@@ -116,7 +116,7 @@ def push(image: Image) -> None:
     reference = f"{REGISTRY}/{image.name}"
     crane("append", "--oci-empty-base", *(f"--new_layer={file}" for file in files), f"--new_tag={reference}")
     entrypoint = [f"--entrypoint={image.entrypoint}"] if image.entrypoint else []
-    # Without a platform containerd finds no match.
+    # Sets the platform, because containerd finds no matching image without a platform.
     crane("mutate", "--set-platform=linux/amd64", f"--user={USER}", f"--env=PATH={PATH}", *entrypoint, f"--tag={reference}", reference)
     for file in files:
         os.remove(file)

@@ -15,9 +15,10 @@ from machine import environment
 from paths import ADMIN_KUBECONFIG, NODE_ADDRESS, NODE_NAME, NODE_ROUTER, ROOT, RUN
 
 READY_SECONDS_MAX = 120
-# The kubelet sets these for the whole machine, and ends if it cannot. It finds files with the values that it wants.
+# The kubelet sets these sysctls for the whole machine, and ends if it cannot. `mounts` puts files with these values over /proc/sys, so the
+# kubelet finds the wanted values and writes nothing.
 SYSCTLS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"}
-# The kubelet, containerd and the CNI library write here.
+# Folders that `init.py` replaces, because the kubelet, containerd and the CNI library write into them.
 REPLACED = ("/run", "/var/log", "/var/lib")
 
 
@@ -35,7 +36,7 @@ def mounts() -> None:
         run("mount", "--bind", str(file), f"/proc/sys/{name}")
     for folder in ("registry", "kubelet", "containerd", "etcd", "opt"):
         (RUN / folder).mkdir(parents=True, exist_ok=True)
-    # The kubelet mounts the volumes of pods below, and containers must see them.
+    # The kubelet mounts the volumes of pods below this folder, and containers must see these mounts.
     run("mount", "--bind", f"{RUN}/kubelet", f"{RUN}/kubelet")
     run("mount", "--make-rshared", f"{RUN}/kubelet")
     used = [ROOT, pathlib.Path(sys.executable).resolve(), pathlib.Path(os.__file__).resolve()]
@@ -48,7 +49,7 @@ def mounts() -> None:
 def network() -> None:
     socket.sethostname(NODE_NAME)
     run("ip", "link", "set", "lo", "up")
-    # Both ends are inside: the node reaches nothing outside, and nothing outside reaches the node.
+    # Both ends of the link are inside the node, so that the node cannot reach the outside, and the outside cannot reach the node.
     run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "uplink")
     run("ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", "eth0")
     run("ip", "link", "set", "eth0", "up")

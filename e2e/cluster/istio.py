@@ -26,7 +26,8 @@ FILES = TOOLS / "istio"
 CHARTS = FILES / "charts"
 CONFIG = ROOT / "envoy-config/istio"
 TAG = "1.31"
-# The image name of the shipped files, and the one in the node's registry. The agent uses plain HTTP for a private address only.
+# The registry in the image names of the shipped files, which the tests replace by the node's registry. Istio's agent uses plain HTTP for a
+# private address only.
 SHIPPED_REGISTRY = "registry.example.com"
 # A tag of the module's image with other bytes.
 OTHER_TAG = "other"
@@ -34,7 +35,7 @@ OTHER_TAG = "other"
 MODULE_FILE = re.compile(r"/var/lib/istio/data/[^\"\s]+\.wasm")
 VALUES = {
     "global": {
-        # The node has no iptables.
+        # Uses nftables, because the node has no iptables.
         "nativeNftables": True,
         "hub": f"{REGISTRY}/istio",
         "tag": TAG,
@@ -43,7 +44,7 @@ VALUES = {
     "autoscaleEnabled": False,
     "resources": {"requests": {"cpu": "10m", "memory": "128Mi"}},
     "telemetry": {"enabled": False},
-    # Istio's Envoy counts few things of its own accord. The drills also ask how often requests were repeated.
+    # Adds the counter of repeated requests, which the drills read and which Istio's Envoy does not count by default.
     "meshConfig": {"defaultConfig": {"proxyStatsMatcher": {"inclusionRegexps": [".*upstream_rq_retry$"]}}},
     "env": {
         "PILOT_ENABLE_METADATA_EXCHANGE": "false",
@@ -80,7 +81,7 @@ def push_images() -> None:
 
 
 def nft() -> images.Layer:
-    """Debian's nft with its libraries. By it istio-init sends the traffic of a pod to the pod's sidecar."""
+    """Returns Debian's nft with its libraries. With nft, istio-init sends the traffic of a pod to the pod's sidecar."""
     program = DEB / "usr/sbin/nft"
     search = {"LD_LIBRARY_PATH": f"{DEB_LIBRARIES}:{DEB / 'lib/x86_64-linux-gnu'}"}
     found = subprocess.run(["ldd", str(program)], env=search, capture_output=True, text=True, check=True).stdout
@@ -101,8 +102,8 @@ def install() -> None:
 
 
 def install_gateway(*arguments: str, values: pathlib.Path | None = CONFIG / "gateway-values.yaml") -> None:
-    """Installs or upgrades the gateway, by default with the shipped values. It does not wait: a pod is ready when the picker has
-    state."""
+    """Installs or upgrades the gateway, by default with the shipped values. The function does not wait until the pods are ready, because
+    a pod is ready only when the picker has state."""
     kube.helm(
         "upgrade", "--install", GATEWAY, str(CHARTS / "gateway"), "-n", NAMESPACE, *(["-f", str(values)] if values else []),
         "-f", str(write_values("gateway", GATEWAY_VALUES)), *arguments,
@@ -115,7 +116,7 @@ def remove_gateway() -> None:
 
 
 def install_daemon() -> None:
-    """The shipped daemon with its certificates, the model servers in `default`, and the Service that the VirtualService names."""
+    """Installs the shipped daemon with its certificates, the model servers in `default`, and the Service that the VirtualService names."""
     replace_engines()
     manifests.prepare()
     credentials.certificate("proxy", "state-ca", "DNS:inference-gateway", "clientAuth")
@@ -149,7 +150,7 @@ def shipped_image() -> str:
 
 
 def shipped(name: str, image: str = "") -> str:
-    """A file of `envoy-config/istio`, with the image in the node's registry, or with another image there."""
+    """Returns a file of `envoy-config/istio`, with the image in the node's registry, or with another image there."""
     return (CONFIG / name).read_text().replace(f"{SHIPPED_REGISTRY}/{shipped_image()}", f"{REGISTRY}/{image or shipped_image()}")
 
 
@@ -158,7 +159,7 @@ def apply_shipped(name: str, image: str = "") -> None:
 
 
 def install_shipped(name: str) -> None:
-    """The commands of docs/how-to/istio.md, with one of the two files."""
+    """Runs the commands of docs/how-to/istio.md, with one of the two files."""
     install()
     install_daemon()
     kube.kubectl("apply", "-n", NAMESPACE, "-f", str(CONFIG / "bootstrap.yaml"))
@@ -171,17 +172,17 @@ def install_shipped(name: str) -> None:
 def remove_shipped(name: str) -> None:
     kube.kubectl("delete", "--ignore-not-found", "-n", NAMESPACE, "-f", "-", stdin=shipped(name))
     remove_gateway()
-    # The chart, in another drill, makes an object of the same name.
+    # Deletes the object, because the chart makes an object of the same name in another drill.
     kube.kubectl("delete", "--ignore-not-found", "-n", NAMESPACE, "-f", str(CONFIG / "bootstrap.yaml"))
 
 
 def objects(name: str) -> list[dict]:
-    """The objects of a shipped file."""
+    """Returns the objects of a shipped file."""
     return several(kube.kubectl("create", "--dry-run=client", "-o", "json", "-n", NAMESPACE, "-f", "-", stdin=shipped(name)))
 
 
 def several(text: str) -> list[dict]:
-    """The JSON documents of a text, one after another, as `kubectl create` prints them."""
+    """Returns the JSON documents of a text, one after another, as `kubectl create` prints them."""
     found, rest = [], text.strip()
     while rest:
         document, end = json.JSONDecoder().raw_decode(rest)
@@ -201,13 +202,13 @@ def push_module(tag: str, files: tuple[str, ...], content: bytes) -> str:
 
 
 def push_other_module() -> str:
-    """An image with the module and a custom section, so that its bytes differ."""
+    """Pushes an image with the module and a custom section, so that the bytes differ from the module's."""
     section = b"\x05drill"
     return push_module(OTHER_TAG, images.MODULE_NAMES, images.WASM.read_bytes() + b"\x00" + bytes([len(section)]) + section)
 
 
 def digest(image: str) -> str:
-    """The digest of an image's manifest in the node's registry."""
+    """Returns the digest of an image's manifest in the node's registry."""
     return node.run("crane", "digest", "--insecure", f"{REGISTRY}/{image}").strip()
 
 
@@ -227,18 +228,18 @@ def gateway_pod() -> dict:
 
 
 def gateway_request(path: str) -> str:
-    """A request to the admin interface of the gateway's Envoy."""
+    """Sends a request to the admin interface of the gateway's Envoy, and returns the answer."""
     return admin(gateway_pod(), path)
 
 
 def admin(pod: dict, path: str) -> str:
-    """A request of a pod's agent to the admin interface of its Envoy."""
+    """Sends a request from a pod's agent to the admin interface of the pod's Envoy, and returns the answer."""
     name, namespace = (pod["metadata"][field] for field in ("name", "namespace"))
     return kube.kubectl("exec", "-n", namespace, name, "-c", "istio-proxy", "--", "pilot-agent", "request", "GET", path)
 
 
 def filters() -> list[str]:
-    """The names of the HTTP filters in the gateway's listener, in order."""
+    """Returns the names of the HTTP filters in the gateway's listener, in order."""
     dump = json.loads(gateway_request("config_dump?resource=dynamic_listeners"))
     for entry in dump["configs"]:
         listener = entry.get("active_state", {}).get("listener", {})
@@ -250,7 +251,7 @@ def filters() -> list[str]:
 
 
 def modules() -> set[str]:
-    """The files of the modules that the gateway's Envoy runs."""
+    """Returns the files of the modules that the gateway's Envoy runs."""
     return set(MODULE_FILE.findall(gateway_request("config_dump")))
 
 
@@ -263,6 +264,6 @@ def address() -> str:
 
 
 def service_address(name: str, namespace: str) -> str:
-    """The Service of a gateway has the status port first."""
+    """Returns the address of a Service. The Service of a gateway has the status port first."""
     service = json.loads(kube.kubectl("get", "service", name, "-n", namespace, "-o", "json"))
     return f"{service['spec']['clusterIP']}:80"

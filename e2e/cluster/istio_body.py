@@ -16,9 +16,9 @@ import node
 from istio_steps import Target
 from paths import HERE, RUN
 
-# The engines take as long as measured ones, and send the first token at once.
+# With these arguments, the engines take as long as measured engines, and send the first token immediately.
 REAL_ARGUMENTS = ["--listen=$(POD_IP):8000", "--speed=1"]
-# The picker's policy where the only sign of a conversation is a header.
+# The picker's configuration for gateways where only a header shows which requests belong to one conversation.
 SESSIONS = """
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -27,7 +27,7 @@ plugins:
   parameters: {strategy: session_id}
 - type: max-score-picker
 """
-# istiod pushes a change within a second, and Envoy takes about as long to load the module.
+# The pause after a change of the module: istiod pushes a change within a second, and Envoy takes about another second to load the module.
 SWITCH_SECONDS = 6
 SESSION_HEADER = "x-session-id: CONVERSATION"
 FILE = "wasmplugin.yaml"
@@ -35,7 +35,7 @@ FILE = "wasmplugin.yaml"
 
 @contextlib.contextmanager
 def real_engines() -> Iterator[None]:
-    """Engines installed meanwhile take as long as measured ones. The next drill installs the fast ones again."""
+    """Makes engines that are installed meanwhile take as long as measured engines. The next drill installs the fast engines again."""
     before = engines.ARGUMENTS
     engines.ARGUMENTS = REAL_ARGUMENTS
     try:
@@ -81,14 +81,14 @@ def described(row: dict) -> str:
 
 
 def switched(target: Target, *headers: str) -> dict:
-    """The trace after a change of the gateway's configuration, which Envoy has when the picker answers with it."""
+    """Sends the trace after a change of the gateway's configuration, as soon as the picker answers with this configuration."""
     time.sleep(SWITCH_SECONDS)
     chat.until_answered(target.address)
     return trace(target, *headers)
 
 
 def apply_at_the_headers() -> None:
-    """The WasmPlugin of the shipped file, deciding without the body."""
+    """Applies the WasmPlugin of the shipped file, changed so that the picker decides without the body."""
     plugin = istio.objects(FILE)[0]
     plugin["spec"]["pluginConfig"]["decide_at"] = "headers"
     kube.apply(json.dumps(plugin), istio.NAMESPACE)
@@ -103,7 +103,8 @@ def choose_by_session() -> None:
 
 
 def without_picker() -> dict:
-    """Istio's own load balancing over the Service. The gateway's probe asks the picker, so the trace goes to the pod."""
+    """Sends the trace with Istio's load balancing over the Service. The trace goes to the pod's address, because the gateway's probe
+    asks the picker and so fails."""
     kube.kubectl("delete", "wasmplugin/switchpoint", "envoyfilter/switchpoint", "-n", istio.NAMESPACE)
     target = Target(f"{istio.gateway_pod()['status']['podIP']}:80", "default")
     return switched(target)

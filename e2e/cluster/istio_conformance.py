@@ -28,11 +28,11 @@ BUNDLE_ANNOTATION = "inference.networking.k8s.io/bundle-version"
 INFRA, BACKENDS = "inference-conformance-infra", "inference-conformance-app-backend"
 PICKERS = ("primary", "secondary", "appprotocol-http", "appprotocol-h2c", "dp")
 SECONDS_MAX = 3600
-# `--- PASS: TestConformance/NAME (1.23s)`, a test of the suite and none of its steps.
+# Matches `--- PASS: TestConformance/NAME (1.23s)`, the line of a test of the suite, but not the lines of the test's steps.
 RESULT = re.compile(r"^\s*--- (PASS|FAIL|SKIP): TestConformance/([^/\s]+) \(", re.MULTILINE)
 METRICS_PORT = 9091
 COUNTERS = ("llm_d_epp_extproc_streams_total", "switchpoint_endpoint_served_total")
-# Tests that fail, and why. The drill fails too if one of them passes, so that this list stays true.
+# The tests that fail, with the reasons. The drill also fails if one of these tests passes, so that this list stays true.
 KNOWN = {
     "GatewayWeightedAcrossTwoInferencePools": "Istio asks one picker, that of the rule's last pool, for the requests of both. If the "
     "test names a pod of the first pool, this picker has no endpoint to choose and answers 503, as the protocol says",
@@ -59,7 +59,7 @@ CLASS_DEFAULTS = {
     "metadata": {"name": "gateway-class-defaults", "labels": {"gateway.istio.io/defaults-for-class": "istio"}},
     "data": {"service": "spec:\n  type: ClusterIP\n"},
 }
-# lwepp takes the endpoints of the header `test-epp-endpoint-selection`; the subset hint is the protocol's name for the same. Istio
+# lwepp takes the endpoints of the header `test-epp-endpoint-selection`; the protocol's name for this header is the subset hint. Istio
 # forwards only `envoy.lb` to pickers. lwepp also copies the endpoint that the gateway reports into a header of the reply.
 MAPPING = f"""
 apiVersion: networking.istio.io/v1alpha3
@@ -117,13 +117,14 @@ def push_images() -> None:
 
 
 def other_versions() -> list[str]:
-    """The CRDs of the Inference Extension in other versions, which the suite refuses beside its own."""
+    """Returns the CRDs of the Inference Extension in other versions, which the suite refuses beside its own versions."""
     found = json.loads(kube.kubectl("get", "crd", "-o", "json"))["items"]
     return [crd["metadata"]["name"] for crd in found if crd["metadata"].get("annotations", {}).get(BUNDLE_ANNOTATION, BUNDLE) != BUNDLE]
 
 
 def istio_objects() -> Iterator[str]:
-    """`inference-pool-istio.yaml` for each picker's Service: the patch beside the gateway, the rest beside the Service."""
+    """Returns `inference-pool-istio.yaml` for each picker's Service: the patch in the namespace of the gateway, the rest in the
+    namespace of the Service."""
     shipped = (ROOT / "envoy-config/kubernetes/inference-pool-istio.yaml").read_text()
     for picker in PICKERS:
         service = f"{picker}-endpoint-picker-svc"
@@ -169,7 +170,7 @@ def run_suite(*arguments: str) -> str:
 
 
 def counted() -> dict[str, int]:
-    """What the pickers counted, all together: decisions, and requests whose endpoint the gateway reported."""
+    """Returns the sums over all pickers: the number of decisions, and the number of requests whose endpoint the gateway reported."""
     total: collections.Counter[str] = collections.Counter()
     for pod in kube.get("pods", BACKENDS):
         if "endpoint-picker" not in pod["metadata"]["name"]:
@@ -189,7 +190,7 @@ def counters(page: str) -> dict[str, int]:
 
 
 def results(output: str) -> dict[str, list[str]]:
-    """The names of the tests that passed, failed, and were skipped, as the suite's own output says."""
+    """Returns the names of the tests that passed, failed, and were skipped, from the suite's output."""
     found: dict[str, list[str]] = {"PASS": [], "FAIL": [], "SKIP": []}
     for result, name in RESULT.findall(output):
         found[result].append(name)

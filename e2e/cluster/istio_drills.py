@@ -1,4 +1,4 @@
-"""The drills of Istio. Each installs what it needs, so each runs alone; none needs the chart's own gateway."""
+"""The drills of Istio. Each drill installs what the drill needs, so each drill runs alone; no drill needs the chart's own gateway."""
 
 import time
 from typing import Callable
@@ -18,12 +18,12 @@ import release
 from istio_steps import Failed, Outcome, Target
 from paths import REGISTRY
 
-# Another name than that of the other drills' release, whose Role is in the same namespace of engines.
+# The name of the release. It differs from the name of the other drills' release, whose Role is in the same namespace of engines.
 CHART_RELEASE = "istio"
 PICKER = "switchpoint"
 # The order that the shipped files promise. A name stands for each filter whose name ends in it.
 WHOLE_ORDER = ("fault", "cors", "gunzip", PICKER, "header_to_metadata", "router")
-# Istio 1.31 makes a TrafficExtension of a WasmPlugin, and adds this to the filter's name.
+# The suffix that Istio 1.31 adds to the filter's name when it makes a TrafficExtension of a WasmPlugin.
 TRANSLATED = "~istio-translated-wasmplugin"
 PLUGIN_ORDER = ("gunzip", PICKER, "fault", "cors", "hold", "header_to_metadata", "router")
 
@@ -43,7 +43,7 @@ def by_digest(image: str) -> str:
 
 
 def shipped_gateway(order: tuple[str, ...], apply: Callable[[str], None]) -> Outcome:
-    """What every way of loading the module must pass. `apply` gives the gateway an image of the module."""
+    """Runs the checks that every way of loading the module must pass. `apply` gives the gateway an image of the module."""
     began = time.monotonic()
     target = steps.shipped_target()
     remarks = [in_order(order), steps.routes_by_prefix(target), steps.obeys_subset(target), steps.walks_down_the_list(target)]
@@ -59,7 +59,7 @@ def shipped_gateway(order: tuple[str, ...], apply: Callable[[str], None]) -> Out
 
 
 def shipped(name: str, order: tuple[str, ...]) -> Outcome:
-    """A shipped file as it is."""
+    """Drills a shipped file without changes."""
     istio.install_shipped(name)
     try:
         return shipped_gateway(order, lambda image: istio.apply_shipped(name, image))
@@ -84,7 +84,7 @@ def traffic_extension() -> Outcome:
 
 
 def chart() -> Outcome:
-    """The chart's Istio mode in place of the files."""
+    """Drills the chart's Istio mode in place of the files."""
     began = time.monotonic()
     istio.install()
     engines.install()
@@ -108,7 +108,7 @@ def chart() -> Outcome:
 
 
 def inference_pool() -> Outcome:
-    """An HTTPRoute to an InferencePool, whose picker is the ext_proc server."""
+    """Drills an HTTPRoute to an InferencePool, whose picker is the ext_proc server."""
     began = time.monotonic()
     try:
         target = istio_pool.install()
@@ -122,7 +122,7 @@ def inference_pool() -> Outcome:
 
 
 def body() -> Outcome:
-    """The hit rate and the time to the first token of each way to let the picker know the prompt."""
+    """Measures the hit rate and the time to the first token of each way to let the picker know the prompt."""
     began = time.monotonic()
     remarks = istio_body.measured()
     return Outcome((None, time.monotonic() - began, remarks))

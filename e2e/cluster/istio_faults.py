@@ -21,9 +21,9 @@ REFUSED_CHECKSUM = "does not match"
 FILE = "envoyfilter.yaml"
 # An image whose module has the name of an earlier release.
 UNNAMED_TAG = "unnamed"
-# A pod that is not ready after this time will not become ready, because a pod with state is ready within 5 s.
+# The time after which a pod that is not ready will not become ready, because a pod with state is ready within 5 s.
 UNREADY_SECONDS = 15
-# The daemon of an earlier release ended at once.
+# The time in which the daemon must not end. The daemon of an earlier release ended immediately.
 DAEMON_SECONDS = 5
 # The values of an earlier release: certificates, but no bootstrap and no probe.
 MOUNTED = {
@@ -48,7 +48,7 @@ def shown() -> Outcome:
 
 
 def status() -> int:
-    """The status of a chat at the gateway; 0 without an answer."""
+    """Returns the status of a chat at the gateway; 0 without an answer."""
     return json.loads(node.run(sys.executable, str(HERE / "chat.py"), istio.address()))["status"]
 
 
@@ -81,7 +81,7 @@ def expect_unready(pod: str, reason: str) -> None:
 
 
 def old_state_cluster() -> str:
-    """The daemon's cluster as an earlier release had it: in an EnvoyFilter, so that istiod delivers it."""
+    """Returns the daemon's cluster as an earlier release had it: in an EnvoyFilter, so that istiod delivers it."""
     text = (istio.CONFIG / "bootstrap.yaml").read_text()
     cluster = textwrap.dedent(text.partition("      clusters:\n")[2]).replace("- name: switchpoint-state", "  name: switchpoint-state", 1)
     patch = f"applyTo: CLUSTER\nmatch: {{context: GATEWAY}}\npatch:\n  operation: ADD\n  value:\n{textwrap.indent(textwrap.dedent(cluster), '    ')}"
@@ -90,7 +90,7 @@ def old_state_cluster() -> str:
 
 
 def cluster_from_istiod() -> str:
-    """Bug 1: the endpoints' source must be a cluster of the bootstrap."""
+    """Shows bug 1: Envoy refuses endpoints whose source is no cluster of the bootstrap."""
     istio.install_gateway(values=istio.write_values("mounted", MOUNTED))
     kube.rolled_out(istio.GATEWAY, istio.NAMESPACE)
     kube.apply(old_state_cluster(), istio.NAMESPACE)
@@ -105,7 +105,7 @@ def cluster_from_istiod() -> str:
 
 
 def module_and_probe() -> list[str]:
-    """Bugs 2 to 4: the module's file in the image, the checksum, and the readiness of a gateway without a module."""
+    """Shows bugs 2 to 4: the module's file in the image, the checksum, and the readiness of a gateway without a module."""
     kube.kubectl("apply", "-n", istio.NAMESPACE, "-f", str(istio.CONFIG / "bootstrap.yaml"))
     unnamed = istio.push_module(UNNAMED_TAG, ("switchpoint.wasm",), images.WASM.read_bytes())
     istio.apply_shipped(FILE, unnamed)
@@ -127,7 +127,7 @@ def module_and_probe() -> list[str]:
 
 
 def fetch_fails() -> Run:
-    """A running gateway is given an image that cannot be used, and then a good one."""
+    """Gives a running gateway an image that it cannot use, and then a good image."""
     target = steps.shipped_target()
     other = istio.push_other_module()
     before = istio.modules()
@@ -147,7 +147,7 @@ def fetch_fails() -> Run:
 
 
 def apply_checksum(checksum: str) -> None:
-    """The shipped file with a checksum in place of `nil`."""
+    """Applies the shipped file with a checksum in place of `nil`."""
     text = istio.shipped(FILE)
     if text.count("sha256: nil") != 1:
         raise Failed("the shipped file has no `sha256: nil`")
@@ -155,7 +155,7 @@ def apply_checksum(checksum: str) -> None:
 
 
 def daemon_without_authorities() -> str:
-    """Bug 5: a daemon whose image has no CA certificates must start, because plain HTTP needs none."""
+    """Shows that bug 5 is gone: a daemon whose image has no CA certificates must start, because plain HTTP needs no CA certificates."""
     bare = {path: content for path, content in images.base().items() if "ca-certificates" not in path}
     images.push(images.Image("switchpointd:bare", [bare, {"/switchpointd": images.RELEASE / "switchpointd"}], "/switchpointd"))
     container = {"name": "switchpointd", "image": "registry.example.com/switchpointd:bare", "args": ["serve", "--endpoint=127.0.0.1:1"]}

@@ -1,6 +1,7 @@
 """Mutual TLS in the mesh: the model servers have sidecars, and the mesh accepts nothing else than mutual TLS.
 
-`WAYS` are the ways to load the picker. Each is drilled without strict mutual TLS, with it, and with it while parts fail."""
+`WAYS` are the ways to load the picker. Each way is drilled without strict mutual TLS, with strict mutual TLS, and with strict mutual TLS
+while parts fail."""
 
 import json
 import sys
@@ -22,7 +23,8 @@ STRICT = {"apiVersion": "security.istio.io/v1", "kind": "PeerAuthentication", "m
 
 
 class Way(NamedTuple):
-    """A way to load the picker: what installs it and removes it, the Deployment of its model servers, and the faults it survives."""
+    """A way to load the picker: the functions that install and remove the picker, the Deployment of the model servers, and the faults
+    that the gateway must survive."""
 
     install: Callable[[], Target]
     remove: Callable[[], None]
@@ -47,7 +49,7 @@ def module_faults(target: Target) -> list[Run]:
 
 
 def pool_faults(target: Target) -> list[Run]:
-    """As in the drill `istio-inference-pool`: the one daemon picks each endpoint, so it is stopped in order."""
+    """Causes the faults of the drill `istio-inference-pool`: the only daemon picks each endpoint, so it is stopped in order."""
     return [steps.kill_engine(target), istio_pool.replace_daemon(target), steps.replace_gateway(target)]
 
 
@@ -60,12 +62,12 @@ WAYS: dict[str, Callable[[], Way]] = {
 
 
 def drill(name: str) -> Callable[[], Outcome]:
-    """The drill of one way to load the picker."""
+    """Returns the drill of one way to load the picker."""
     return lambda: mutual_tls(WAYS[name]())
 
 
 def mutual_tls(way: Way) -> Outcome:
-    """The gateway before engines with sidecars: permissive, strict, and strict with the shipped exemption."""
+    """Drills the gateway before engines with sidecars: permissive, strict, and strict with the shipped exemption."""
     began = time.monotonic()
     target = way.install()
     try:

@@ -27,7 +27,7 @@ KILLED_SECONDS_MAX = 2
 
 
 def gateway_api() -> str:
-    """A Gateway of Istio's class, for which istiod makes a Deployment and a Service, and a route to the InferencePool."""
+    """Returns a Gateway of Istio's class, for which istiod makes a Deployment and a Service, and a route to the InferencePool."""
     group = "inference.networking.k8s.io"
     gateway = {
         "apiVersion": "gateway.networking.k8s.io/v1",
@@ -50,8 +50,8 @@ def gateway_api() -> str:
 
 
 def install() -> Target:
-    """The chart's ext_proc release as the picker of the InferencePool, and a Gateway in front of it. One daemon, because Istio spreads
-    streams over the pods of a Service, and daemons do not share their picks."""
+    """Installs the chart's ext_proc release as the picker of the InferencePool, and a Gateway in front of the pool. The release has one
+    daemon, because Istio spreads streams over the pods of a Service, and daemons do not share their picks."""
     istio.install()
     engines.install()
     release.install_ext_proc("--set", "extProc.istio.enabled=true,daemon.replicas=1")
@@ -77,14 +77,15 @@ def admin(path: str) -> str:
 
 
 def forwarding() -> str:
-    """An EnvoyFilter with the patch that the page shows."""
+    """Returns an EnvoyFilter with the patch that the page shows."""
     [patch] = [block for block in PAGE.read_text().split("```") if block.startswith("yaml\n") and "forwarding_namespaces" in block]
     head = f"apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {{name: {FORWARDING}}}\nspec:\n  configPatches:\n"
     return head + patch.removeprefix("yaml\n")
 
 
 def obeys_subset(target: Target) -> str:
-    """Istio sends the picker no metadata but `envoy.lb`, unless an EnvoyFilter adds the subset hint."""
+    """Checks that the picker obeys the subset hint. Istio sends the picker no metadata but `envoy.lb`, unless an EnvoyFilter adds the
+    subset hint."""
     kube.apply(forwarding(), engines.NAMESPACE)
     try:
         return f"{steps.obeys_subset(target)} that an EnvoyFilter forwards"
@@ -93,7 +94,8 @@ def obeys_subset(target: Target) -> str:
 
 
 def replace_daemon(target: Target) -> Run:
-    """A new daemon starts before the old one stops. No daemon has a sidecar, even where the namespace requests one for each pod."""
+    """Replaces the daemon under load: a new daemon starts before the old daemon stops. No daemon has a sidecar, even where the namespace
+    requests a sidecar for each pod."""
 
     def work() -> str:
         release.restart_ext_proc()
@@ -114,8 +116,8 @@ def fail_open() -> None:
 
 
 def kill_daemon(target: Target) -> Run:
-    """Kills the only daemon of a pool that fails open, and waits until it runs again. Forgives what fails within KILLED_SECONDS_MAX:
-    a request whose body Envoy has sent to the picker cannot go on without it."""
+    """Kills the only daemon of a pool that fails open, and waits until it runs again. Forgives failures within KILLED_SECONDS_MAX,
+    because a request whose body Envoy has sent to the picker cannot continue without the picker."""
     killed = []
 
     def work() -> str:

@@ -1,4 +1,4 @@
-"""Checks of a gateway for the drills of Istio, however the picker was loaded into it."""
+"""Checks of a gateway for the drills of Istio, which work for every way to load the picker into the gateway."""
 
 import json
 import re
@@ -17,13 +17,14 @@ from arrivals import Report, added
 from loading import loading
 from paths import HERE
 
-# By chance a third of the turns would stay, as there are three engines. One conversation runs at a time, so no load moves it.
+# The minimum share of turns that stay at the endpoint of the turn before. By chance a third of the turns would stay, because there are
+# three engines. One conversation runs at a time, so no load moves a conversation.
 STAYED_SHARE_MIN = 0.9
-# The load goes on for this time after a step, or without one.
+# The time for which the load continues after a step, or without a step.
 LOADED_SECONDS = 10
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
-# A filter before the picker that writes a subset hint, as an operator's own filter does. Clients cannot set one: the shipped files
-# remove the header. SELECTED stands for the labels of the gateway's pods.
+# A filter before the picker that writes a subset hint, as an operator's own filter does. Clients cannot set a subset hint, because the
+# shipped files remove the header. SELECTED stands for the labels of the gateway's pods.
 SUBSET_FILTER = f"""
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
@@ -48,10 +49,10 @@ spec:
 """
 
 
-# What the module counts, and what Envoy does where there is none.
+# The module's counter of failed attempts, and the counter of Envoy's retries, which the drills read where there is no module.
 FAILED_ATTEMPTS = re.compile(r"^wasmcustom\.switchpoint_failed_attempts_total: (\d+)$", re.MULTILINE)
 REPEATED = re.compile(r"^cluster\.(.+)\.upstream_rq_retry: (\d+)$", re.MULTILINE)
-# Clusters of the control planes, not of engines.
+# Parts of the names of clusters that belong to control planes and not to engines.
 CONTROL_CLUSTERS = ("xds", "switchpoint", "picker")
 
 
@@ -83,12 +84,12 @@ class Target(NamedTuple):
         return kube.pods(self.namespace, self.labels)
 
     def engines(self) -> str:
-        """The addresses of the engines, comma-separated."""
+        """Returns the addresses of the engines, comma-separated."""
         return ",".join(f"{pod['status']['podIP']}:8000" for pod in self.pods())
 
 
 def shipped_target() -> Target:
-    """The gateway of the shipped files, which choose among the model servers in `default`."""
+    """Returns the gateway of the shipped files, which choose among the model servers in `default`."""
     return Target(istio.address(), "default")
 
 
@@ -105,7 +106,7 @@ def converse(target: Target, *arguments: str) -> dict:
 
 
 def stayed(found: dict) -> float:
-    """The share of turns that went to the endpoint of the turn before."""
+    """Returns the share of turns that went to the endpoint of the turn before."""
     pairs = [(a["served_by"], b["served_by"]) for turns in found["conversations"] for a, b in zip(turns, turns[1:])]
     return sum(a == b for a, b in pairs) / len(pairs)
 
@@ -139,7 +140,8 @@ def obeys_subset(target: Target) -> str:
 
 
 def walks_down_the_list(target: Target) -> str:
-    """An engine refuses the gateway, and nothing else, while its conversations go on. The gateway repeats the requests at another."""
+    """Makes an engine refuse only the gateway while the gateway's conversations continue. The gateway must repeat the requests at
+    another engine."""
     kube.wait_until("all engines are ready", lambda: all(map(kube.is_ready, target.pods())))
     pids = [f"{pod['status']['podIP']}:8000={processes.container_pid(pod['metadata']['name'], target.namespace)}" for pod in target.pods()]
     gateways = ",".join(pod["status"]["podIP"] for pod in target.proxies())
@@ -149,7 +151,8 @@ def walks_down_the_list(target: Target) -> str:
 
 
 def walked(found: dict, repeated_count: int) -> str:
-    """What became of the requests. Raises Failed if one failed, if none was repeated, or if the engine did not serve again."""
+    """Returns the outcome of the requests. Raises Failed if a request failed, if no request was repeated, or if the engine did not serve
+    again."""
     refused = [turn for part in ("before", "meanwhile", "after") for turn in found[part] if turn["status"] != 200]
     engine, meanwhile = found["engine"], found["meanwhile"]
     if refused or any(turn["served_by"] == engine for turn in meanwhile):
@@ -190,18 +193,18 @@ def only_load(target: Target, remark: str) -> Run:
 
 
 def failed_attempts(target: Target) -> int:
-    """How many attempts the gateway has repeated at the next endpoint, since its Envoy started."""
+    """Returns how many attempts the gateway has repeated at the next endpoint since the gateway's Envoy started."""
     counted = FAILED_ATTEMPTS.search(target.admin("stats?filter=failed_attempts"))
     return int(counted[1]) if counted else repeated(target.admin("stats?filter=upstream_rq_retry"))
 
 
 def repeated(page: str) -> int:
-    """What Envoy's statistics say of the clusters of engines."""
+    """Returns the number of retries in the clusters of engines, from Envoy's statistics."""
     return sum(int(number) for cluster, number in REPEATED.findall(page) if not any(part in cluster for part in CONTROL_CLUSTERS))
 
 
 def kill_engine(target: Target) -> Run:
-    """An endpoint refuses connections until its container runs again. The requests go down the ranked list."""
+    """Kills an engine, whose endpoint then refuses connections until its container runs again. The requests go down the ranked list."""
     victim = target.pods()[0]
     before = failed_attempts(target)
 

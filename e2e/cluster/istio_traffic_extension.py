@@ -9,13 +9,13 @@ import kube
 from istio_steps import Target
 from paths import REGISTRY
 
-# The file whose other objects are used as they are.
+# The shipped file, whose objects other than the WasmPlugin are used unchanged.
 FILE = "wasmplugin.yaml"
 NAME = "switchpoint"
 
 
 def install() -> Target:
-    """Installs the file, and puts the extension in the place of its plugin."""
+    """Installs the file, and puts the extension in the place of the file's plugin."""
     istio.install_shipped(FILE)
     kube.kubectl("delete", "wasmplugin", NAME, "-n", istio.NAMESPACE)
     apply(istio.shipped_image())
@@ -34,7 +34,7 @@ def apply(image: str) -> None:
 
 
 def manifest(image: str) -> dict:
-    """The WasmPlugin of the file in the terms of a TrafficExtension."""
+    """Returns the WasmPlugin of the file in the terms of a TrafficExtension."""
     spec = next(item for item in istio.objects(FILE) if item["kind"] == "WasmPlugin")["spec"]
     wasm = {field: spec[field] for field in ("pluginName", "failStrategy", "pluginConfig")} | {"url": f"oci://{REGISTRY}/{image}"}
     return {

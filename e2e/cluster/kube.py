@@ -23,7 +23,8 @@ def get(kind: str, namespace: str, selector: str = "") -> list[dict]:
 
 
 def apply(text: str, namespace: str = "default") -> None:
-    """Applies manifests. Client-side apply stores them in an annotation, which is too small for large CRDs."""
+    """Applies manifests. Applies on the server, because a client-side apply stores the manifests in an annotation, which is too small
+    for large CRDs."""
     kubectl("apply", "--server-side", "--force-conflicts", "-n", namespace, "-f", "-", stdin=text)
 
 
@@ -48,7 +49,7 @@ def rolled_out(name: str, namespace: str) -> None:
 
 
 def ending(name: str, namespace: str) -> list[str]:
-    """The pods of a Deployment that are being deleted, and those of old revisions."""
+    """Returns the pods of a Deployment that are being deleted, and those of old revisions."""
     deployment = json.loads(kubectl("get", "deployment", name, "-n", namespace, "-o", "json"))
     found = pods(namespace, selector(deployment))
     if len(found) > deployment["spec"]["replicas"]:
@@ -69,7 +70,7 @@ def is_ready(pod: dict) -> bool:
 
 
 def containers(found: list[dict]) -> dict[str, tuple[str, int]]:
-    """Container id and number of restarts of each container, by pod and name."""
+    """Returns the container id and the number of restarts of each container, by pod and name."""
     return {
         f"{pod['metadata']['name']}/{status['name']}": (status.get("containerID", ""), status["restartCount"])
         for pod in found

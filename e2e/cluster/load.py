@@ -18,13 +18,13 @@ from clients import Address, Broken, Http1Client, Http2Client, Reply
 
 RATE = 50.0
 STREAM_SHARE = 0.1
-# The longest stream lasts 20 s.
+# The time limit of a stream. The longest stream lasts 20 s.
 STREAM_SECONDS_MAX = 60
 REQUEST_SECONDS_MAX = 20
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 PATH = "/v1/chat/completions"
 REPLY_TOKENS = 8
-# Prompts share beginnings, as conversations do.
+# The number of different beginnings of prompts. Prompts share beginnings, as conversations do.
 PREFIXES = 16
 PREFIX_WORDS = 200
 
@@ -93,7 +93,7 @@ class Load:
 
 
 def judge(arrival: Arrival, reply: Reply) -> str:
-    """The error of a complete reply, or nothing."""
+    """Returns the error of a complete reply, or nothing."""
     if reply.status != 200:
         return f"status {reply.status}: {bytes(reply.body[:200]).decode(errors='replace')}"
     if arrival.stream_tokens:

@@ -13,7 +13,7 @@ from machine import die_with_parent
 from paths import HERE, RUN
 
 WARM_UP_SECONDS = 4
-# The load goes on for this time after the drill's work, so that late effects are seen.
+# The time for which the load continues after the drill's work, so that the load meets late effects too.
 SETTLE_SECONDS = 4
 END_SECONDS_MAX = 90
 # The reports of the running drill's loads, in the order of their ends, for a drill that ends by an exception.
@@ -42,7 +42,7 @@ _numbers = iter(range(1_000_000))
 
 @contextlib.contextmanager
 def loading(address: str) -> Iterator[Loading]:
-    """Load before, during and after the body."""
+    """Sends load before, during and after the body of the `with` statement."""
     load = Loading(address, next(_numbers))
     try:
         time.sleep(WARM_UP_SECONDS)

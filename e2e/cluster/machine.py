@@ -13,7 +13,7 @@ BINARIES = (
     "containerd", "containerd-shim-runc-v2", "ctr", "ptp", "loopback", "host-local", "portmap", "crane", "helm",
 )  # fmt: skip
 COMMANDS = ("unshare", "nsenter", "ip", "mount", "openssl", "tar", "cc")
-# runc and nft with their libraries; the rest is for images.
+# The Debian packages of runc and nft, with their libraries; the other packages are for images.
 PACKAGES = (
     "runc", "libseccomp2", "nftables", "libnftables1", "libnftnl11", "libmnl0", "libjansson4", "libxtables12",
     "libc6", "libgcc-s1", "ca-certificates", "busybox-static", "bash-static",
@@ -78,17 +78,17 @@ def wrap(name: str) -> None:
 
 
 def environment() -> dict[str, str]:
-    """The environment of every process in the node."""
+    """Returns the environment of every process in the node."""
     path = f"{WRAPPERS}:{BIN}:{os.environ.get('PATH', '/usr/sbin:/usr/bin:/sbin:/bin')}"
     return os.environ | {"PATH": path}
 
 
 def die_with_parent() -> None:
-    """Makes the kernel kill this process when its parent ends, however that happens."""
+    """Makes the kernel kill this process when its parent ends, however the parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
 
 
 def controllers() -> list[pathlib.Path]:
-    """The roots of the mounted cgroup hierarchies."""
+    """Returns the roots of the mounted cgroup hierarchies."""
     rows = [row.split() for row in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
     return [pathlib.Path(row[1]) for row in rows if row[2] in ("cgroup", "cgroup2")]

@@ -12,15 +12,15 @@ from paths import ETC, NODE_NAME, ROOT, SCHEMAS, Skipped
 
 ENVOY_CONFIG = ROOT / "envoy-config"
 NAMESPACES = ("switchpoint", "inference", "istio-system", "envoy-gateway-system")
-# Not manifests: Envoy's configuration, and the values of another project's chart.
+# The files that are no manifests: Envoy's configurations, and the values of another project's chart.
 NOT_MANIFESTS = {"standalone.yaml", "ext_proc.yaml", "h2c.yaml", "mtls.yaml", "tracing.yaml", "gateway-values.yaml"}
 GPUS = 8
-# The files that need another namespace than the one they name.
+# The files that need another namespace than the namespace in the file.
 TARGETS = {"rbac.yaml": "default", "bootstrap.yaml": "istio-system", "envoyfilter.yaml": "istio-system", "wasmplugin.yaml": "istio-system"}
 
 
 def install_schemas() -> None:
-    """The published CRDs of the Gateway API, the Inference Extension, Istio and Envoy Gateway."""
+    """Installs the published CRDs of the Gateway API, the Inference Extension, Istio and Envoy Gateway."""
     files = sorted(file for file in SCHEMAS.glob("*.yaml") if "_vap_" not in file.name)
     if not files:
         raise Skipped("no published schemas in .tools/schemas (.ci/cluster_tools.py schemas)")
@@ -34,7 +34,7 @@ def namespace(name: str) -> str:
 
 
 def tls_secret(name: str, stem: str, ca: str) -> str:
-    """A Secret with the certificate STEM.pem of the authority CA.pem."""
+    """Returns a Secret with the certificate STEM.pem of the authority CA.pem."""
     files = {"tls.crt": f"{stem}.pem", "tls.key": f"{stem}.key", "ca.crt": f"{ca}.pem"}
     data = {key: base64.b64encode((ETC / file).read_bytes()).decode() for key, file in files.items()}
     return json.dumps({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data})
@@ -51,7 +51,7 @@ def prepare() -> None:
     credentials.authority("state-ca", "switchpoint")
     credentials.certificate("daemon", "state-ca", "DNS:switchpointd.switchpoint.svc.cluster.local", "serverAuth")
     kube.apply(tls_secret("switchpointd-tls", "daemon", "state-ca"), "switchpoint")
-    # The two edits that sidecar.yaml describes.
+    # Makes the two edits that sidecar.yaml describes.
     standalone = (ENVOY_CONFIG / "standalone.yaml").read_text().replace("address: 127.0.0.1, port_value: 8080", "address: 0.0.0.0, port_value: 8080")
     kube.apply(config_map("envoy", {"standalone.yaml": standalone, "start.sh": (ENVOY_CONFIG / "start.sh").read_text()}), "switchpoint")
     pool = json.loads(engines.manifests())
@@ -63,7 +63,7 @@ def prepare() -> None:
 
 
 def files() -> list[str]:
-    """Every manifest, in an order in which namespaces come first."""
+    """Returns every manifest, in an order in which namespaces come first."""
     found = [file for file in sorted(ENVOY_CONFIG.rglob("*.yaml")) if file.name not in NOT_MANIFESTS]
     return [str(file) for file in sorted(found, key=lambda file: file.name not in ("daemon.yaml", "inference-pool.yaml"))]
 
@@ -77,7 +77,7 @@ def apply_all() -> int:
 
 
 def run() -> str:
-    """Returns what ran."""
+    """Applies all manifests, and waits until what can run here answers. Returns a text on what ran."""
     prepare()
     number = apply_all()
     for name, where in (("model-servers", "default"), ("switchpointd", "switchpoint"), ("inference-gateway", "switchpoint"), ("switchpointd", "inference"), ("llama", "inference")):

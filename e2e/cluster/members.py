@@ -14,7 +14,7 @@ PATH = "/stats/prometheus?filter=cluster.*membership_total"
 
 
 def members(address: str, cluster: str) -> int | None:
-    """The number of endpoints, or None if the gateway does not answer."""
+    """Returns the number of endpoints, or None if the gateway does not answer."""
     try:
         with urllib.request.urlopen(f"http://{address}{PATH}", timeout=2) as reply:
             text = reply.read().decode()
@@ -25,8 +25,8 @@ def members(address: str, cluster: str) -> int | None:
 
 
 def watch(seconds: float, cluster: str, addresses: list[str]) -> dict[str, float]:
-    """The fewest and the most endpoints that a gateway had (-1 if none answered), and for how long a
-    gateway had none. Looks at least once."""
+    """Returns the fewest and the most endpoints that a gateway had (-1 if none answered), and for how long a gateway had none. Reads the
+    metrics at least once."""
     began, seen, empty = time.monotonic(), [], 0.0
     while True:
         counts = [count for address in addresses if (count := members(address, cluster)) is not None]

@@ -3,8 +3,8 @@ the first token, as JSON. It runs inside the node's network.
 
     multi_turn.py HOST:PORT ENGINE,ENGINE... [HEADER: VALUE]...
 
-All conversations have one system prompt, and each has a document of its own. Each turn sends all messages before it. Each run has
-words of its own. CONVERSATION in a header's value stands for the name of the conversation."""
+All conversations have one system prompt, and each conversation has a different document. Each turn sends all messages before it. Each
+run has words of its own. CONVERSATION in a header's value stands for the name of the conversation."""
 
 import concurrent.futures
 import json
@@ -18,11 +18,11 @@ from conversations import COUNTERS, counted, turn, words
 CONVERSATIONS = 24
 AT_ONCE = 6
 TURNS = 5
-# A word is about two tokens, so a first prompt has about 17,000.
+# The numbers of words of the system prompt and of a document. A word is about two tokens, so a first prompt has about 17,000 tokens.
 SYSTEM_WORDS = 500
 DOCUMENT_WORDS = 8_000
 TURN_WORDS = 100
-# Pauses of a reader, so that turns of different conversations alternate.
+# The pause between two turns, like that of a reader, so that turns of different conversations alternate.
 PAUSE_SECONDS = 0.3
 
 

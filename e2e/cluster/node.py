@@ -15,8 +15,8 @@ from paths import ADMIN_KUBECONFIG, CGROUP, HERE, LOGS, RUN, STATE
 
 START_SECONDS_MAX = 180
 END_SECONDS_MAX = 10
-# All pods together weigh as much as 16 processes outside the node. With the weight of one, a build on the same machine takes
-# the CPUs from them, so that probes get no answer within 1 s.
+# All pods together weigh as much as 16 processes outside the node. With the weight of one process, a build on the same machine takes the
+# CPUs from the pods, so that probes get no answer within 1 s.
 CPU_SHARES = 16 * 1024
 INIT_PID = RUN / "init.pid"
 UNSHARE_PID = RUN / "unshare.pid"
@@ -55,7 +55,7 @@ def up(keep: bool) -> None:
 
 
 def make_cgroup(root: pathlib.Path) -> None:
-    """Makes the parent of the pods' cgroups. A cpuset of cgroup v1 starts without CPUs, so it gets those of the root."""
+    """Makes the parent of the pods' cgroups. A cpuset of cgroup v1 starts without CPUs, so the function copies the CPUs of the root."""
     group = root / CGROUP
     group.mkdir(exist_ok=True)
     for name in ("cpuset.cpus", "cpuset.mems"):
@@ -66,7 +66,7 @@ def make_cgroup(root: pathlib.Path) -> None:
 
 
 def first_child(process: subprocess.Popen) -> int:
-    """The id of PID 1 of the node, as this machine counts."""
+    """Returns the id of PID 1 of the node, as this machine counts."""
     file = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
     for _ in range(200):
         children = file.read_text().split() if file.exists() else []
@@ -77,7 +77,7 @@ def first_child(process: subprocess.Popen) -> int:
 
 
 def init_pid() -> int:
-    """PID 1 of the running node. Raises NodeError if none runs."""
+    """Returns the id of PID 1 of the running node. Raises NodeError if no node runs."""
     if not INIT_PID.exists():
         raise NodeError("no node runs: python3 e2e/cluster up")
     pid = int(INIT_PID.read_text())
@@ -87,7 +87,7 @@ def init_pid() -> int:
 
 
 def is_init(pid: int) -> bool:
-    """Whether the process is the node's and not another one that has the id now."""
+    """Whether the process is PID 1 of the node, and not another process that has the id now."""
     try:
         return str(HERE / "init.py") in pathlib.Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
@@ -95,7 +95,7 @@ def is_init(pid: int) -> bool:
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line that runs a command inside the node."""
+    """Returns the command line that runs a command inside the node."""
     return ["nsenter", "-t", str(init_pid()), "-m", "-n", "-p", "-u", "-i", f"--wd={os.getcwd()}", "--", *arguments]
 
 
@@ -120,7 +120,7 @@ def start_component(name: str) -> None:
 
 
 def down() -> None:
-    """Kills PID 1 of the node, and with it everything in its namespaces. Removes the cgroups, which outlive them."""
+    """Kills PID 1 of the node, and with it everything in its namespaces. Removes the cgroups, which outlive the processes."""
     for file in (INIT_PID, UNSHARE_PID):
         if file.exists():
             end(int(file.read_text()))
@@ -150,7 +150,7 @@ def end(pid: int) -> None:
 
 
 def remove_cgroups(top: pathlib.Path) -> None:
-    """Removes the cgroups below and including `top`. Processes that are still ending hold theirs for a moment."""
+    """Removes the cgroups below and including `top`. Processes that are still ending hold their cgroups for a moment."""
     for _ in range(50):
         for folder, _, _ in os.walk(top, topdown=False):
             try:

@@ -19,7 +19,8 @@ import doc_commands  # noqa: E402
 INSTALL, UPGRADE = "docs/how-to/install.md", "docs/how-to/upgrade.md"
 # The namespace of the model servers on the pages.
 NAMESPACE = "inference"
-# The sections to run, in order. Istio and Envoy Gateway are not on the node.
+# The sections of these pages whose commands the test runs, in this order. Sections for Istio and Envoy Gateway are left out, because
+# neither is on the node.
 SECTIONS = [
     (INSTALL, "Own gateway"),
     (UPGRADE, "Upgrade"),
@@ -29,7 +30,7 @@ SECTIONS = [
 ]
 # Sections that begin without a release, and the namespace that they install into.
 ALONE = [((INSTALL, "An Envoy of your own"), release.NAMESPACE), ((INSTALL, "ext_proc for an InferencePool"), NAMESPACE)]
-# Pauses on the pages are for Secrets to reach pods that serve; nothing serves here.
+# The maximum pause. On the pages, a pause lets Secrets reach pods that serve; in this test no pod serves.
 PAUSE_SECONDS_MAX = 5
 SECTION_SECONDS_MAX = 400
 # With images in a registry, one command and one request take less than a minute. A busy machine may take ten times as long.
@@ -38,7 +39,7 @@ FIRST_ANSWER_SECONDS_MAX = 10 * 60
 
 
 def model_servers() -> None:
-    """The pods that the pages expect. The chart makes their InferencePool."""
+    """Creates the pods that the pages expect. The chart makes the InferencePool of these pods."""
     items = json.loads(engines.manifests())["items"]
     kube.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))
     kube.apply(json.dumps(next(item for item in items if item["kind"] == "Deployment")), NAMESPACE)
@@ -46,7 +47,7 @@ def model_servers() -> None:
 
 
 def fitted(values: str) -> str:
-    """The values with the small requests of this node."""
+    """Returns the values with the small requests of this node."""
     added = [f"{part}: {json.dumps(release.VALUES[part])}\n" for part in ("daemon", "gateway") if not re.search(rf"(?m)^{part}:", values)]
     return values + "".join(added)
 
@@ -68,14 +69,14 @@ def run_section(page: str, heading: str) -> str:
 
 
 def remove(namespace: str) -> None:
-    """Uninstalls the release, with the certificates that the chart keeps: those of a later generation refuse an installation with the
-    values of another page."""
+    """Uninstalls the release, with the certificates that the chart keeps: certificates of a later generation refuse an installation with
+    the values of another page."""
     kube.helm("uninstall", release.NAME, "-n", namespace, "--wait")
     kube.kubectl("delete", "secrets", "-n", namespace, "-l", f"app.kubernetes.io/instance={release.NAME}")
 
 
 def run() -> str:
-    """Runs all sections, and removes what they installed."""
+    """Runs all sections, and removes what the sections installed."""
     model_servers()
     done = [run_section(*section) for section in SECTIONS]
     remove(release.NAMESPACE)

@@ -9,12 +9,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 TOOLS = ROOT / ".tools"
 BIN = TOOLS / "bin"
-# Debian packages, unpacked: runc, nft and what test images consist of.
+# The folder of the unpacked Debian packages: runc, nft and the packages of test images.
 DEB = TOOLS / "deb"
 DEB_LIBRARIES = DEB / "usr/lib/x86_64-linux-gnu"
 SCHEMAS = TOOLS / "schemas"
 
-# Everything that the node writes.
+# The folder for everything that the node writes.
 STATE = ROOT / "target/cluster"
 ETC = STATE / "etc"
 RUN = STATE / "run"
@@ -22,7 +22,7 @@ LOGS = STATE / "log"
 WRAPPERS = STATE / "bin"
 IMAGES = STATE / "images"
 
-# The folder with the release binaries; another one if they are built elsewhere.
+# The folder with the release binaries. SWITCHPOINT_TARGET names another folder if the binaries are built elsewhere.
 TARGET = pathlib.Path(os.environ.get("SWITCHPOINT_TARGET", ROOT / "target")).resolve()
 
 NODE_NAME = "node1"
@@ -33,9 +33,11 @@ POD_RANGE = "10.244.0.0/16"
 NODE_POD_RANGE = "10.244.0.0/24"
 SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE_ADDRESS = "10.96.0.1"
-# Registries in the image names of the project's manifests and of the conformance suite's; containerd pulls them from REGISTRY.
+# The registries in the image names of the project's manifests and of the conformance suite's manifests. containerd pulls all these images
+# from REGISTRY.
 IMAGE_HOSTS = ("registry.example.com", "docker.io", "gcr.io", "registry.k8s.io", REGISTRY)
-# The parent of all cgroups of pods, in every hierarchy. Each checkout has its own, so that nodes of two checkouts can run at once.
+# The parent of all cgroups of pods, in every hierarchy. Each checkout has a different parent, so that nodes of two checkouts can run at the
+# same time.
 CGROUP = f"switchpoint-e2e-{hashlib.sha256(str(STATE).encode()).hexdigest()[:8]}"
 ADMIN_KUBECONFIG = ETC / "admin.conf"
 

@@ -9,7 +9,7 @@ NAME = "small-cpu-requests"
 
 
 def shrink(field: str) -> str:
-    """The CEL expression that changes the request of each container of `field` to CPU."""
+    """Returns the CEL expression that changes the request of each container of `field` to CPU."""
     kind = f"Object.spec.{field}"
     return f'object.spec.{field}.map(c, {kind}{{name: c.name, resources: {kind}.resources{{requests: {{"cpu": "{CPU}"}}}}}})'
 

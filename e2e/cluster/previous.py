@@ -24,13 +24,13 @@ BUILD_SECONDS_MAX = 3600
 
 
 def revisions(tags: list[str], table: str) -> dict[str, str]:
-    """The revision of each release by its tag's name: the tag, or the commit of the table where the tag is absent."""
+    """Returns the revision of each release by its tag's name: the tag, or the commit of the table where the tag is absent."""
     recorded = tomllib.loads(table)["releases"]
     return {f"v{version}": commit for version, commit in recorded.items()} | {tag: f"refs/tags/{tag}" for tag in tags}
 
 
 def newest(tags: Iterable[str], version: str) -> str | None:
-    """The newest tag of a release that is older than `version`."""
+    """Returns the newest tag of a release that is older than `version`."""
     released = {tuple(map(int, found.groups())): tag for tag in tags if (found := TAG.match(tag))}
     present = TAG.match(f"v{version}")
     limit = tuple(map(int, present.groups())) if present else (0,)
@@ -48,8 +48,8 @@ def run(*command: object, folder: pathlib.Path = ROOT) -> str:
 
 
 def find(version: str) -> tuple[str, str]:
-    """The tag's name and the commit of the release before `version`. Raises Skipped if there is none, or if a shallow clone lacks
-    it."""
+    """Returns the tag's name and the commit of the release before `version`. Raises Skipped if there is none, or if a shallow clone
+    lacks it."""
     known = revisions(run("git", "tag", "--list", "v*").split(), RELEASES.read_text())
     found = newest(known, version)
     if found is None:

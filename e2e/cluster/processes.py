@@ -12,7 +12,7 @@ SOCKET = "/run/containerd/containerd.sock"
 
 
 def container_pid(pod: str, namespace: str) -> int:
-    """The process of the pod's first container."""
+    """Returns the process of the pod's first container."""
     found = json.loads(kube.kubectl("get", "pod", pod, "-n", namespace, "-o", "json"))
     container = found["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
     rows = node.run("ctr", "-a", SOCKET, "-n", "k8s.io", "tasks", "list").splitlines()
@@ -24,5 +24,5 @@ def kill(pid: int, number: signal.Signals) -> None:
 
 
 def kill_by_oom(pid: int) -> None:
-    """The kernel may end the hog as well, so its status does not matter."""
+    """Kills the container by the kernel's OOM killer. The kernel may end the hog as well, so the hog's status does not matter."""
     node.run(sys.executable, str(HERE / "hog.py"), str(pid), check=False)

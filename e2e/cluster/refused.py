@@ -1,5 +1,5 @@
-"""Makes one engine refuse the gateway's connections while conversations with it go on, and prints what became of them, as JSON. It runs
-inside the node's network.
+"""Makes one engine refuse the gateway's connections while conversations with it go on, and prints the outcome of the conversations, as
+JSON. It runs inside the node's network.
 
     refused.py HOST:PORT GATEWAY,GATEWAY... ENGINE=PID...
 
@@ -19,20 +19,22 @@ from conversations import Conversation
 
 TABLE = "inet refused"
 CONVERSATIONS = 9
-# The picker avoids the engine after the first refusal. Without prefixes it tries a third of the requests there.
+# The maximum number of turns. The picker avoids the engine after the first refusal; without prefixes, the picker sends a third of the
+# requests to the engine.
 TURNS_MAX = 40
 RETURN_SECONDS_MAX = 60
 PAUSE_SECONDS = 0.3
 
 
 def rules(gateways: list[str], port: str) -> str:
-    """Resets each connection to the engine's port that comes from the gateway, a new one or one of its pool."""
+    """Returns the rules that reset each connection from the gateway to the engine's port, whether the connection is new or from the
+    gateway's pool."""
     rule = f"ip saddr {{ {', '.join(gateways)} }} tcp dport {port} counter reject with tcp reset"
     return f"table {TABLE} {{\n chain input {{\n  type filter hook input priority filter;\n  {rule}\n }}\n}}\n"
 
 
 def nft(pid: str, *arguments: str, stdin: str = "") -> str:
-    """What nft prints in the network of a process."""
+    """Runs nft in the network of a process, and returns the output."""
     return subprocess.run(["nsenter", "-t", pid, "-n", "nft", *arguments], input=stdin, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
@@ -46,12 +48,12 @@ def refusing(pid: str, gateways: list[str], port: str) -> Iterator[None]:
 
 
 def refused(listing: str) -> int:
-    """How many packets were refused."""
+    """Returns how many packets were refused."""
     return int(re.search(r"counter packets (\d+)", listing)[1])
 
 
 def returned(address: str, engine: str, name: str) -> tuple[float, list[dict]]:
-    """New conversations until the engine serves one: the seconds, and all their turns."""
+    """Starts new conversations until the engine serves a turn. Returns the seconds, and all turns of these conversations."""
     began, turns = time.monotonic(), []
     while time.monotonic() - began < RETURN_SECONDS_MAX:
         turns.append(Conversation(address, {}, f"{name}-{len(turns)}").turn())

@@ -26,13 +26,13 @@ GATEWAY_METRICS_PORT = 9902
 HELM_TIMEOUT = "180s"
 # The exit code of deploy/images/build.py if a tool is unavailable.
 IMAGES_UNAVAILABLE = 3
-# The release that picks by ext_proc must share the namespace of its InferencePool.
+# The name of the release that picks by ext_proc, which must be in the namespace of its InferencePool.
 EXT_PROC_NAME = "ext-proc"
 
 
 
 class Daemons(NamedTuple):
-    """The daemons of a release: the name of their Deployment and of their Lease, and its namespace."""
+    """The daemons of a release: the name of their Deployment and Lease, and the namespace of both."""
 
     name: str
     namespace: str
@@ -44,17 +44,18 @@ class Daemons(NamedTuple):
         return json.loads(kube.kubectl("get", "lease", self.name, "-n", self.namespace, "-o", "json"))["spec"]
 
     def lease_holder(self) -> str:
-        """The name of the daemon that holds the Lease: its pod and a random suffix. Empty if none holds it."""
+        """Returns the name of the daemon that holds the Lease: its pod and a random suffix. Returns an empty text if no daemon holds the
+        Lease."""
         return self.lease().get("holderIdentity") or ""
 
     def leader(self) -> str:
-        """The pod whose daemon holds the Lease."""
+        """Returns the pod whose daemon holds the Lease."""
         holder = self.lease_holder()
         names = (pod["metadata"]["name"] for pod in self.pods())
         return next((name for name in names if holder.startswith(name)), "")
 
     def lease_acquired(self) -> float:
-        """When the present leader took the Lease, in seconds since 1970."""
+        """Returns the time when the present leader took the Lease, in seconds since 1970."""
         return datetime.datetime.fromisoformat(self.lease()["acquireTime"]).timestamp()
 
 
@@ -103,13 +104,14 @@ def push_images() -> None:
 
 
 def version() -> str:
-    """The version of the chart, which is the tag of its images."""
+    """Returns the version of the chart, which is the tag of its images."""
     rows = (CHART / "Chart.yaml").read_text().splitlines()
     return next(row.split(":")[1].strip() for row in rows if row.startswith("appVersion:"))
 
 
 def package(chart_version: str, chart: pathlib.Path = CHART) -> pathlib.Path:
-    """A copy of the chart, in a folder with its version. helm follows no links out of the chart, so the copy has the files."""
+    """Returns a copy of the chart, in a folder with its version. helm follows no links out of the chart, so the copy contains the files
+    instead of links."""
     folder = RUN / f"chart-{chart_version}"
     shutil.copytree(chart, folder, symlinks=False, dirs_exist_ok=True)
     return folder
@@ -141,7 +143,7 @@ def rollback(revision: int) -> None:
 
 
 def install_ext_proc(*arguments: str) -> None:
-    """A second release, for gateways that cannot load the module. Returns when both daemons can pick and one leads."""
+    """Installs a second release, for gateways that cannot load the module. Returns when both daemons can pick and one leads."""
     kube.helm(
         "upgrade", "--install", EXT_PROC_NAME, str(package(version())), "-n", engines.NAMESPACE, "-f", str(values_file()),
         "--set", "gateway.enabled=false", "--set", "extProc.enabled=true",
@@ -166,7 +168,7 @@ def restart(name: str) -> None:
 
 
 def version_pairs() -> set[tuple[str, str]]:
-    """The image tags of the leading daemon and of each ready gateway: a gateway has its state from the leader."""
+    """Returns the image tags of the leading daemon and of each ready gateway: a gateway has its state from the leader."""
     holder = DAEMONS.leader()
     daemons = [tag_of(pod) for pod in DAEMONS.pods() if pod["metadata"]["name"] == holder]
     gateways = {tag_of(pod) for pod in kube.pods(NAMESPACE, GATEWAY_LABELS) if kube.is_ready(pod)}

@@ -29,7 +29,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def last_line(rows: list[Row]) -> str:
-    """In the format that `.ci/steps.py` prints too."""
+    """Returns the last line of the output, in the same format as the last line of `.ci/steps.py`."""
     counts = {result: sum(row.result == result for row in rows) for result in ("passed", "failed", "skipped")}
     line = f"{counts['passed']} passed, {counts['failed']} failed"
     return f"{line}, {counts['skipped']} skipped" if counts["skipped"] else line

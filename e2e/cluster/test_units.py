@@ -85,7 +85,8 @@ class Load(unittest.TestCase):
 
 
 class Killed(unittest.TestCase):
-    """What a drill forgives when it kills the daemon of a gateway without the module, 5 s after the start of the load."""
+    """Tests which failures a drill forgives when the drill kills the daemon of a gateway without the module, 5 s after the start of the
+    load."""
 
     def outcome(self, *failures: tuple[float, float, int]) -> drills.Outcome:
         failed = [Result(Arrival(at, "http/2", 0), ended, status, began=True, error="refused") for at, ended, status in failures]
@@ -229,13 +230,13 @@ class EnvoyGateway(unittest.TestCase):
         self.assertEqual(removed[1:], [removed[0]] * 2)
         patched = {path.rstrip("/") for path in re.findall(r"match: \{(?:path|path_separated_prefix|prefix): (/[^}]+)\}", files[0])}
         routed = [set(re.findall(r"type: (?:Exact|PathPrefix), value: (/[^}]+)\}", text)) for text in files[1:]]
-        # Only the module answers for the picker; upgrades need no route of their own here.
+        # Only the module answers for the picker's health, and upgrades need no separate route in these files.
         self.assertEqual(patched - {"/v1/realtime"}, routed[0])
         self.assertEqual(routed[0] - {"/switchpoint/ready"}, routed[1])
 
 
 def translated(file: str, folder: pathlib.Path) -> dict:
-    """What Envoy Gateway's translator makes of a shipped file, beside the daemon's Service and certificate."""
+    """Returns the result of Envoy Gateway's translator for a shipped file, the daemon's Service and the daemon's certificate."""
     pem = folder / "ca.pem"
     subject = ["-subj", "/CN=switchpoint", "-keyout", str(folder / "ca.key"), "-out", str(pem)]
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *subject], check=True, capture_output=True)
@@ -252,7 +253,7 @@ def translated(file: str, folder: pathlib.Path) -> dict:
 
 
 def refusals(translation: dict) -> list[str]:
-    """The messages of all conditions of policies that are not true."""
+    """Returns the messages of all conditions of policies that are not true."""
     policies = [policy for kind, found in translation.items() if kind.endswith("Policies") for policy in found]
     conditions = [one for policy in policies for ancestor in policy["status"]["ancestors"] or [] for one in ancestor["conditions"]]
     return [one["message"] for one in conditions if one["status"] != "True"]
@@ -287,14 +288,14 @@ class Translated(unittest.TestCase):
 
 
 def files_of(arguments: tuple, stdin: str | None) -> list[str]:
-    """The shipped files that a command of kubectl or helm applies."""
+    """Returns the shipped files that a command of kubectl or helm applies."""
     named = [str(pathlib.Path(file).relative_to(ROOT)) for flag, file in zip(arguments, arguments[1:]) if flag == "-f" and str(file).startswith(str(ROOT))]
     given = (stdin or "").replace(f"{paths.REGISTRY}/", f"{istio.SHIPPED_REGISTRY}/")
     return named + [str(file.relative_to(ROOT)) for file in sorted((ROOT / "envoy-config").glob("*/*.yaml")) if given == file.read_text()]
 
 
 def named_in(page: pathlib.Path, heading: str) -> list[str]:
-    """The files in the commands below a heading, in their order."""
+    """Returns the files in the commands below a heading, in their order."""
     text = page.read_text().partition(f"{heading}\n")[2]
     text = re.split(r"^#", text, maxsplit=1, flags=re.MULTILINE)[0]
     return re.findall(r"(?:apply|upgrade) .*-f (envoy-config/\S+)", "\n".join(text.split("```")[1::2]))

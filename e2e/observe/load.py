@@ -12,13 +12,13 @@ REQUEST_SECONDS_MAX = 30
 PREFIXES = 6
 PREFIX_WORDS = 600
 OUTPUT_TOKENS = 24
-# One request in this many is not JSON.
+# One request in INVALID_EVERY requests has a body that is not JSON.
 INVALID_EVERY = 40
 
 
 class Load:
-    """`ttft_ms` is the SLO of the requests. While `shared` is false, no two prompts begin alike.
-    Otherwise prompts have one of `prefixes` beginnings."""
+    """`ttft_ms` is the SLO of the requests. While `shared` is false, all prompts have different beginnings. Otherwise prompts have one
+    of `prefixes` beginnings."""
 
     def __init__(self, ports: list[int]):
         self.ports = ports

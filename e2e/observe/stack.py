@@ -17,11 +17,11 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 DASHBOARDS = ROOT / "deploy/dashboards"
 BIN = ROOT / ".tools" / "bin"
-# The profile of the binaries: `debug` to try a change without an optimised build.
+# The folder of the binaries. Set SWITCHPOINT_PROFILE=debug to try a change without an optimised build.
 RELEASE = ROOT / "target" / os.environ.get("SWITCHPOINT_PROFILE", "release")
 MODULE = ROOT / "target" / "wasm32-wasip1" / "release" / "switchpoint.wasm"
 ENGINES = 3
-# Two proxies, so that they share state.
+# The number of proxies, which is two so that proxies share state.
 PROXIES = 2
 START_SECONDS_MAX = 90
 STOP_SECONDS_MAX = 20
@@ -90,7 +90,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def scaled(rules: str) -> str:
-    """The rules with windows of seconds. Raises Late for a window that `WINDOWS` lacks."""
+    """Returns the rules with windows of seconds. Raises Late for a window that `WINDOWS` lacks."""
     unknown = set(re.findall(r"\[\w+\]", rules)) - set(WINDOWS)
     if unknown:
         raise Late(f"WINDOWS lacks {unknown}")
@@ -112,7 +112,7 @@ def check_built() -> None:
 
 
 class Stack:
-    """Its processes end with `stop`."""
+    """The running stack. `stop` ends its processes."""
 
     def __init__(self, folder: pathlib.Path, config: str = CONFIG):
         self.folder = folder
@@ -210,7 +210,7 @@ class Stack:
             self.end(name)
 
     def query(self, path: str, **parameters: Any) -> Any:
-        """The data of an answer of Prometheus' API."""
+        """Returns the data of an answer of Prometheus' API."""
         url = f"http://127.0.0.1:{self.prometheus}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         return json.loads(fetch(url))["data"]
 

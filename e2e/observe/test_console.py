@@ -26,12 +26,12 @@ PICTURES = ROOT / "docs" / "how-to" / "console"
 SHOWN = ["endpoints", "traffic", "queues", "decision"]
 ENDPOINTS = 1000
 TOKEN = "0123456789abcdef0123456789abcdef"
-# In this time the daemon takes two samples, and some decisions are made.
+# The time in which the daemon takes two samples, and the proxies make some decisions.
 WARM_SECONDS = 25
 INSTALL_SECONDS_MAX = 300
 BROWSER_SECONDS_MAX = 600
 
-# Fewer seats than clients, so that some requests are always held.
+# A configuration that allows fewer running requests than there are clients, so that flow control always holds requests.
 CONFIG = """apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 featureGates: [flowControl]
@@ -55,7 +55,7 @@ def chromium() -> str | None:
 
 
 def missing() -> str | None:
-    """The reason why the browser cannot run here, if there is one."""
+    """Returns the reason why the browser cannot run here, if there is one."""
     if not shutil.which("node") or not shutil.which("npm"):
         return "there is no Node with npm"
     if not chromium():

@@ -1,4 +1,4 @@
-"""The demo as a newcomer sees it: it prints the address of the console, and picks move there.
+"""The demo as a newcomer sees it: it prints the address of the console, and the console's figures of picks change.
 
     make quick && python3 -m unittest discover e2e/observe -p test_demo.py
 
@@ -14,9 +14,9 @@ import unittest
 
 from stack import ROOT, fetch, note, wait
 
-# What `make demo` starts.
+# The program that `make demo` starts.
 DEMO = ROOT / "target" / "demo" / "demo"
-# Half a minute of requests is enough to see picks.
+# The length of the demo, in minutes: half a minute of requests is enough to see picks.
 MINUTES = "0.5"
 START_SECONDS_MAX = 60
 MOVE_SECONDS_MAX = 60

@@ -19,11 +19,12 @@ from stack import BIN, ENGINES, Stack, check_built, fetch, free_ports, wait
 
 SCALER = BIN / "keda-scaler"
 ASK_SECONDS_MAX = 30
-# The daemon measures arrivals for 20 s before it says how many replicas they need.
+# The time limit for the daemon's first figures. The daemon measures arrivals for 20 s before the daemon reports how many replicas the
+# arrivals need.
 MEASURE_SECONDS_MAX = 60
-# A stream ends after an error, and KEDA opens the next one 2, then 4 s later.
+# The time limit for a pushed change. A stream ends after an error, and KEDA opens the next stream 2 s later, then 4 s later.
 PUSH_SECONDS_MAX = 30
-# Requests of the load: it runs for at least the 20 s above.
+# The minimum number of requests of the load, which runs for at least the 20 s above.
 SERVED_MIN = 100
 METRIC = "s3-desired-replicas"
 
@@ -49,7 +50,7 @@ class ScaledStack(Stack):
 
 
 class Watch:
-    """An `external-push` trigger, and what KEDA received by it."""
+    """An `external-push` trigger, and the values that KEDA received from the trigger."""
 
     def __init__(self, stack: ScaledStack, *metadata: str):
         self.heard: list[bool] = []
@@ -92,10 +93,10 @@ class Keda(unittest.TestCase):
             self.pushes(stack, load, idle)
 
     def polls(self, stack: ScaledStack) -> None:
-        """A poll reads the gauge's number, for a target of one."""
+        """Checks that a poll reads the gauge's number, for a target of one."""
 
         def found() -> dict | None:
-            """The answer, if the gauge stood still while KEDA asked."""
+            """Returns the answer, if the gauge stood still while KEDA asked."""
             before, told, after = stack.gauge(), stack.ask(), stack.gauge()
             self.assertEqual((told["error"], told["metric"], told["target"], told["active"]), ("", METRIC, 1.0, True))
             # KEDA rounds to thousandths.
@@ -111,17 +112,17 @@ class Keda(unittest.TestCase):
         self.assertEqual(stack.ask("minReplicas=1", "maxReplicas=1")["value"], 1.0)
 
     def refusals(self, stack: ScaledStack) -> None:
-        """KEDA gets an error for a trigger that cannot be read."""
+        """Checks that KEDA gets an error for a trigger that the daemon cannot read."""
         for metadata in ("pool=unknown", "ttft=soon", "start-up=1m"):
             told = stack.ask(metadata)
             self.assertIn("metric specs", told["error"], metadata)
 
     def pushes(self, stack: ScaledStack, load: Load, idle: Watch) -> None:
-        """A stream says when work begins and ends, and outlives a restart of the daemon."""
+        """Checks that a stream reports when work begins and ends, and that the stream continues after a restart of the daemon."""
         wait("a pool with work is active", PUSH_SECONDS_MAX, lambda: idle.heard[-1:] == [True])
         load.stop()
         self.assertGreater(load.served, SERVED_MIN)
-        # A minute without arrivals.
+        # The pool becomes inactive after a minute without arrivals.
         wait("a pool without work is inactive", 60 + PUSH_SECONDS_MAX, lambda: idle.heard[-1:] == [False])
         heard = len(idle.heard)
         stack.end("daemon")

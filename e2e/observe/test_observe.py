@@ -3,8 +3,9 @@
     python3 .ci/cluster_tools.py prometheus
     make release && python3 -m unittest discover e2e/observe
 
-Every alert fires in a drill and clears after it. Then every query of every dashboard must have series, and none may be constant over
-the run; so must those of a dashboard of llm-d. UPDATE_DOCS=1 replaces the picture of docs/how-to/observe.md. Otherwise standard library only.
+Every alert fires in a drill and clears after it. Then every query of every dashboard must have series, and no series may be constant over
+the run. The same holds for the queries of a dashboard of llm-d. UPDATE_DOCS=1 replaces the picture of docs/how-to/observe.md. Otherwise
+standard library only.
 """
 
 import contextlib
@@ -24,21 +25,21 @@ from stack import BIN, DASHBOARDS, RATE_WINDOW, ROOT, Stack, check_built, note, 
 
 FIRE_SECONDS_MAX = 60
 CLEAR_SECONDS_MAX = 120
-# How long the load runs before the first drill, so that the latency model and the mean of the hit rate exist.
+# The time for which the load runs before the first drill, so that the latency model and the mean of the hit rate exist.
 WARM_SECONDS = 40
 STEP = "1s"
-# Prompts of twice the tokens that the engines' caches hold, and how long they are sent.
+# The number of prompts that have twice the tokens of the engines' caches, and the time for which the load sends these prompts.
 MANY_PREFIXES = 120
 EVICT_SECONDS = 15
 # The time until the earlier prompts are cached again.
 SETTLE_SECONDS = 5
-# The daemon notices the restart within this time.
+# The time within which the daemon notices the restart.
 RESTART_SECONDS = 4
-# Causes of misses that the load brings about. `wrong_belief` and `rounding` depend on the moment.
+# The causes of misses that the load produces. `wrong_belief` and `rounding` depend on the moment.
 CAUSES = {"never_seen", "moved", "evicted", "restart"}
-# Labels that may be empty: the endpoints of this stack name no model of their own.
+# The labels that may be empty, because the endpoints of this stack name no model.
 MAY_BE_EMPTY = {"model_name"}
-# Panels by reason: a reason that occurs once in the run has a constant rate. One of their series must move.
+# The panels by reason, of which only one series must change, because a reason that occurs once in the run has a constant rate.
 BY_REASON = {"Failed scrapes", "Errors", "Missed prompt tokens by cause"}
 
 
@@ -104,8 +105,8 @@ def tight_slo(_stack: Stack, load: Load) -> Iterator[None]:
 
 
 # The queries of llm-d's dashboard "Failure & Saturation Indicators" that ask its picker (repository llm-d/llm-d, Apache-2.0,
-# guides/recipes/observability/grafana/dashboards/llm-d-failure-saturation-dashboard.json), but for the one by plugin, which
-# has no counterpart here. The others ask the engines.
+# guides/recipes/observability/grafana/dashboards/llm-d-failure-saturation-dashboard.json), except the query by plugin, which has no
+# counterpart in Switchpoint. The other queries of that dashboard ask the engines.
 LLM_D_QUERIES = [
     'sum(rate(llm_d_epp_request_error_total{namespace=~"$namespace"}[5m])) / sum(rate(llm_d_epp_request_total{namespace=~"$namespace"}[5m]))',
     'sum by(model_name) (rate(llm_d_epp_request_error_total{namespace=~"$namespace",model_name=~"$model_name"}[5m])) '
@@ -118,7 +119,7 @@ LLM_D_QUERIES = [
     'histogram_quantile(0.99, sum by(le) (rate(llm_d_epp_scheduler_e2e_duration_seconds_bucket{namespace=~"$namespace"}[5m])))',
 ]
 
-# What makes each alert fire.
+# The drill that makes each alert fire.
 DRILLS: dict[str, Callable[[Stack, Load], contextlib.AbstractContextManager[None]]] = {
     "SwitchpointHitRateFell": new_prompts,
     "SwitchpointSloMissed": tight_slo,
@@ -135,7 +136,7 @@ DRILLS: dict[str, Callable[[Stack, Load], contextlib.AbstractContextManager[None
 
 
 def missing() -> str | None:
-    """The reason why the stack cannot run here, if there is one."""
+    """Returns the reason why the stack cannot run here, if there is one."""
     for file in (BIN / "prometheus", BIN / "promtool"):
         if not file.exists():
             return f"there is no {file.name}; `.ci/cluster_tools.py prometheus` builds it where Go is installed"
@@ -192,7 +193,7 @@ class Observed(unittest.TestCase):
         return ended
 
     def causes_of_misses(self, stack: Stack, load: Load, began: float) -> None:
-        """Misses of these causes must be counted: more prompts than the caches hold are sent in turn, and then an engine restarts."""
+        """Checks that the daemon counts misses of these causes: sends more prompts than the caches hold, and then restarts an engine."""
         load.prefixes = MANY_PREFIXES
         time.sleep(EVICT_SECONDS)
         load.prefixes = PREFIXES

@@ -3,7 +3,8 @@
     python3 .ci/cluster_tools.py otelcol
     make release && python3 -m unittest discover e2e/observe -p test_traces.py
 
-The collector receives OTLP from Envoy (gRPC) and from the daemon (HTTP), and passes it on to this test as JSON. Standard library only.
+The collector receives OTLP from Envoy (gRPC) and from the daemon (HTTP), and passes the data on to this test as JSON. Standard library
+only.
 """
 
 import concurrent.futures
@@ -38,7 +39,7 @@ flowControl:
 """
 REASON_AT = 14
 BURST = 2 * ENGINES
-# A client that forges what the picker writes.
+# The headers of a client that forges what the picker writes.
 FORGED = "203.0.113.66:1"
 FORGERY = {
     "x-gateway-destination-endpoint": FORGED,
@@ -56,7 +57,7 @@ Span = dict[str, Any]
 
 
 def missing() -> str | None:
-    """The reason why the collector cannot run here, if there is one."""
+    """Returns the reason why the collector cannot run here, if there is one."""
     if not (BIN / "otelcol").exists():
         return "there is no otelcol; `.ci/cluster_tools.py otelcol` builds it where Go is installed"
     check_built()
@@ -88,11 +89,11 @@ class Sink:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def of(self, trace: str) -> dict[str, Span]:
-        """The spans of a trace that have ended, by service and name."""
+        """Returns the spans of a trace that have ended, by service and name."""
         return {f"{span['service']} {span['name']}": span for span in self.spans if span["traceId"] == trace}
 
     def of_request(self, request: str) -> list[Span]:
-        """The spans of the request with this id, one digit of which Envoy changes to note that it traces the request."""
+        """Returns the spans of the request with this id. Envoy changes one digit of the id to note that Envoy traces the request."""
         same = lambda other: other[:REASON_AT] == request[:REASON_AT] and other[REASON_AT + 1 :] == request[REASON_AT + 1 :]
         return [span for span in self.spans if same(span["tags"].get("guid:x-request-id", ""))]
 
@@ -158,7 +159,7 @@ class Traces(unittest.TestCase):
         wait("the collector", START_SECONDS_MAX, lambda: listens(self.stack.otlp) and listens(self.stack.otlp_http))
 
     def ask(self, proxy: int, prompt: str, sampled: bool | None = True, tokens: int = 8) -> str:
-        """Sends a request with a trace of its own, and returns the trace; without one (`sampled` is None), returns the request's id."""
+        """Sends a request with a new trace, and returns the trace. If `sampled` is None, sends no trace, and returns the request's id."""
         trace, request = secrets.token_hex(16), str(uuid.uuid4())
         headers = FORGERY | {"content-type": "application/json", "x-request-id": request}
         if sampled is not None:
@@ -173,12 +174,12 @@ class Traces(unittest.TestCase):
         return request if sampled is None else trace
 
     def spans(self, trace: str, *names: str) -> dict[str, Span]:
-        """The spans of a trace, when those with these names have ended."""
+        """Returns the spans of a trace, as soon as the spans with these names have ended."""
         wait(f"spans {names}", SPAN_SECONDS_MAX, lambda: {*names} <= {*self.sink.of(trace)})
         return self.sink.of(trace)
 
     def check_facts(self, tags: dict[str, str], causes: tuple[str, ...]) -> None:
-        """Checks what both fronts say of a streamed request."""
+        """Checks the tags that both proxies report for a streamed request."""
         candidates = json.loads(tags["switchpoint.candidates"])
         ranked = tags["switchpoint.destination"].split(",")
         self.assertEqual([one["endpoint"] for one in candidates], ranked)

@@ -1,5 +1,5 @@
-//! Requests explanations from the picker (`x-switchpoint-explain`), where its configuration allows
-//! it (`"explain": true`).
+//! Requests explanations from the picker with the header `x-switchpoint-explain`. The picker's
+//! configuration must allow explanations (`"explain": true`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use serde_json::json;
 use testbed::stack::Stack;
 use testbed::{Result, client, wait_for};
 
-/// The time limit until the picker knows a changed pool. The product promises milliseconds.
+/// The maximum time until the picker knows a changed pool. The product promises milliseconds.
 const POOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// A decision, as the header `x-switchpoint-decision` of the response reports it.
@@ -71,7 +71,8 @@ impl ExplainedDecision {
             .collect()
     }
 
-    /// Whether a scorer gives endpoints different scores. False if it scores no endpoint.
+    /// Returns whether a scorer gives endpoints different scores. Returns false if the scorer
+    /// scores no endpoint.
     pub fn distinguishes(&self, scorer: &str) -> bool {
         let scores = self.scores(scorer);
         scores

@@ -13,11 +13,12 @@ use testbed::load::{LoadGenerator, LoadOutcome};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
-/// The time limit for the last report of all VMs; the product promises a second or two.
+/// The maximum time until all VMs have sent their last report. The product promises one or two
+/// seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The number of reports that each proxy must have sent since the end of the traffic. The first
-/// report may have begun before that end, so the second counts.
+/// report may have begun before the traffic ended, so the second report counts.
 const REPORTS: f64 = 2.0;
 
 /// The fields of a ledger entry, which must all become 0.
@@ -38,7 +39,8 @@ pub async fn close(drill: &str, load: LoadGenerator, stack: &Stack) -> Result<Lo
     close_but(drill, load, stack, |_| false).await
 }
 
-/// Ends a drill in which failures that are `excused` may happen. The outcome lists all failures.
+/// Ends a drill in which only failures that match `excused` may happen. The outcome lists all
+/// failures.
 ///
 /// # Errors
 /// Fails if another failure happened, or a ledger is not empty.
@@ -75,11 +77,11 @@ pub fn note(drill: &str, seen: &str) {
     }
 }
 
-/// Compares failures with Envoy's access log, which Envoy writes once a second: the number of lines
-/// that are `lost` must be `expected`.
+/// Waits until exactly `expected` lines of Envoy's access log match `lost`. Envoy writes the log
+/// once a second.
 ///
 /// # Errors
-/// Fails if the number of such lines differs. The error has the number.
+/// Fails if the number of matching lines stays different from `expected`. The error has the number.
 pub async fn agree(stack: &Stack, expected: usize, lost: impl Fn(&Value) -> bool) -> Result<()> {
     let count = || {
         stack
@@ -134,7 +136,7 @@ pub async fn nothing_left(stack: &Stack) -> Result<()> {
 /// The ledger metrics that the daemon reports.
 struct LedgerMetrics {
     reports: f64,
-    /// Proxies connected to the daemon.
+    /// The number of proxies connected to the daemon.
     proxies: f64,
     /// All ledger values that are not zero.
     entries: Vec<String>,

@@ -1,4 +1,4 @@
-//! Code that only the e2e tests need; everything else is in `testbed`.
+//! Code that only the e2e tests need. Code that other tools also need is in `testbed`.
 
 pub mod explain;
 pub mod ledger_metrics;

@@ -1,6 +1,6 @@
 //! Tests the shipped manifests for gateways without gateways. A real Envoy runs the configuration
 //! that a gateway would make of a manifest. As in a gateway, Envoy starts with its bootstrap and
-//! discovers the rest, because it treats discovered clusters differently from static ones.
+//! discovers the rest, because Envoy treats discovered clusters differently from static ones.
 //!
 //! The Envoy fragments of a manifest are used unchanged, except for a list of [`Substitution`]s.
 //! Substitutions replace what a test machine does not have, such as the name of a Service. A
@@ -24,8 +24,8 @@ pub const DAEMON: &str = "switchpointd.switchpoint.svc.cluster.local";
 const DAEMON_AT: &str =
     "/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address";
 
-/// The JSON pointers to a proxy's certificate, its key and the certificate authority in that
-/// cluster, with the file names in the manifests and in a test's folder.
+/// The JSON pointers to a proxy's certificate, its key and the certificate authority in the
+/// daemon's cluster, with the file names in the manifests and in a test's folder.
 const CERTIFICATES: [(&str, &str, &str); 3] = [
     (
         "/transport_socket/typed_config/common_tls_context/tls_certificates/0/certificate_chain/filename",
@@ -44,7 +44,7 @@ const CERTIFICATES: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// The path where the manifests mount the Secret with these files.
+/// The path where the manifests mount the Secret with the certificates and the key.
 pub const MOUNTED: &str = "/etc/switchpoint-tls";
 
 /// The lists of [`AssembledConfig::config`] that a control plane delivers, and the types of their
@@ -66,10 +66,10 @@ const MODULE: &str = "target/wasm32-wasip1/release/switchpoint.wasm";
 pub struct LocalPorts {
     pub listener: u16,
     pub admin: u16,
-    /// The daemon's port for state.
+    /// The daemon's port for the state stream.
     pub state: u16,
-    /// A folder that [`testbed::certificates::Authority::folder`] made for [`DAEMON`]. Files that
-    /// Envoy discovers go there too.
+    /// A folder that [`testbed::certificates::Authority::folder`] made for [`DAEMON`]. The tests
+    /// also write files that Envoy discovers into this folder.
     pub folder: PathBuf,
 }
 
@@ -89,7 +89,7 @@ pub struct Substitution {
 pub struct PlacedFragment {
     /// The fragment in the manifest.
     pub meant: Value,
-    /// The substitutions made in it.
+    /// The substitutions made in the fragment.
     pub substituted: Vec<Substitution>,
     /// The position of the fragment in the configuration.
     pub at: FragmentPlace,
@@ -99,7 +99,7 @@ pub struct PlacedFragment {
 pub enum FragmentPlace {
     /// The item with this name in the list at this JSON pointer.
     Named(&'static str, String),
-    /// Merged into the object at this JSON pointer.
+    /// The fragment is merged into the object at this JSON pointer.
     In(String),
     /// The only resource of a file that Envoy discovers.
     File(PathBuf),
@@ -127,7 +127,7 @@ pub fn read(file: &str) -> Result<Vec<Value>> {
 /// Returns the only object of a kind.
 ///
 /// # Errors
-/// Fails if there is none, or more than one.
+/// Fails if no object has this kind, or more than one object.
 pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
     let mut found = objects.iter().filter(|object| object["kind"] == kind);
     match (found.next(), found.next()) {
@@ -144,11 +144,11 @@ pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
     }
 }
 
-/// Returns the test's folder, and the ports of its Envoy from the shipped file as the test adapted
-/// it.
+/// Returns the ports of the test's Envoy, and the folder of the test. `shipped` is the shipped file
+/// as the test adapted it.
 ///
 /// # Errors
-/// Fails if `shipped` is not the shipped file.
+/// Fails if `shipped` lacks a port of the shipped file.
 pub fn local(shipped: &Value, folder: &Path) -> Result<LocalPorts> {
     let port = |pointer: &str| -> Result<u16> {
         let port = shipped
@@ -345,11 +345,11 @@ impl PlacedFragment {
 // === impl AssembledConfig ===
 
 impl AssembledConfig {
-    /// Checks all fragments ([`PlacedFragment::check`]), and that there are at least
-    /// `fragments_min`.
+    /// Checks all fragments ([`PlacedFragment::check`]). Also checks that the configuration has at
+    /// least `fragments_min` fragments.
     ///
     /// # Errors
-    /// Fails if a fragment differs from the manifest, or there are too few.
+    /// Fails if a fragment differs from the manifest, or the configuration has too few fragments.
     pub fn check(&self, fragments_min: usize) -> Result<()> {
         if self.placed.len() < fragments_min {
             return Err(format!("only {} fragments were placed", self.placed.len()).into());
@@ -377,8 +377,8 @@ impl AssembledConfig {
     }
 }
 
-/// Returns the cluster that a gateway makes of a Service. No request uses it, because a patch sends
-/// its requests to another cluster.
+/// Returns the cluster that a gateway makes of a Service. No request uses this cluster, because a
+/// patch sends the requests to another cluster.
 fn unused(name: &str) -> Value {
     json!({"name": name, "type": "STATIC", "load_assignment": {"cluster_name": name}})
 }
@@ -430,7 +430,7 @@ fn merge(into: &mut Value, from: &Value) {
     }
 }
 
-/// Whether `whole` contains all of `part`.
+/// Returns whether `whole` contains all of `part`.
 fn holds(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => part

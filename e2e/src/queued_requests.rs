@@ -1,4 +1,5 @@
-//! Sets up a pool whose engine takes few requests at once, so that flow control holds the others.
+//! Sets up a pool whose engine runs only a few requests at the same time, so that flow control
+//! holds the others.
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use testbed::model_server::ModelServerOptions;
 use testbed::stack::{PickerMode, Stack, StackBuilder};
 use tokio::task::JoinHandle;
 
-/// The number of requests that the engine takes at once.
+/// The number of requests that the engine runs at the same time.
 pub const SEATS: u32 = 2;
 
 /// The names and priorities (bands) of the objectives.
@@ -63,10 +64,10 @@ pub fn replace(folder: &Path, seats: Option<u32>) -> Result<()> {
     Ok(std::fs::rename(draft, folder.join("picker.yaml"))?)
 }
 
-/// Sets in the configuration in `folder` how long a request is held at most.
+/// Sets the maximum time for which a request is held, in the configuration in `folder`.
 ///
 /// # Errors
-/// Fails if the configuration has no such time, or if it cannot be written.
+/// Fails if the configuration does not limit this time, or if the file cannot be written.
 pub fn hold_for(folder: &Path, seconds: u32) -> Result<()> {
     let file = folder.join("picker.yaml");
     let before = std::fs::read_to_string(&file)?;
@@ -118,7 +119,7 @@ pub fn holding(builder: StackBuilder, folder: &Path, seats: u32) -> Result<Stack
     Ok(builder.daemon_arguments(&arguments))
 }
 
-/// Returns the options of a slow engine: a request of 100 tokens takes a second or two.
+/// Returns the options of a slow engine: a request of 100 tokens takes one or two seconds.
 #[must_use]
 pub fn slow_engine() -> ModelServerOptions {
     ModelServerOptions {
@@ -140,7 +141,7 @@ pub fn request(objective: &str, tokens: u32) -> Result<Request<Body>> {
         .body(client::full(body.to_string()))?)
 }
 
-/// Sends `count` such requests, each on a connection of its own.
+/// Sends `count` requests that [`request`] creates, each on a separate connection.
 ///
 /// # Errors
 /// Fails if a request is invalid.
@@ -174,7 +175,7 @@ pub async fn queues(stack: &Stack) -> Option<Vec<Value>> {
     page["queues"].as_array().cloned()
 }
 
-/// Counts the requests held, from the daemon's page.
+/// Returns how many requests are held, from the daemon's page `/debug/queues`.
 pub async fn held(stack: &Stack) -> Option<u64> {
     Some(
         queues(stack)
@@ -185,7 +186,7 @@ pub async fn held(stack: &Stack) -> Option<u64> {
     )
 }
 
-/// Counts the requests that ended with this outcome, from the daemon's page.
+/// Returns how many requests ended with this outcome, from the daemon's page `/debug/queues`.
 pub async fn ended(stack: &Stack, outcome: &str) -> Option<u64> {
     Some(
         queues(stack)

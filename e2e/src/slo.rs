@@ -22,7 +22,7 @@ use testbed::scorers::WEIGHED;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
-/// Tokens of every answer.
+/// The output tokens of every answer.
 const OUTPUT_TOKENS: u32 = 16;
 
 /// The smallest and largest number of words of a prompt; a word has about four bytes.
@@ -33,13 +33,13 @@ const WORDS: [usize; 2] = [100, 500];
 pub struct ExperimentClass {
     /// The name of the class and of its InferenceObjective.
     pub name: &'static str,
-    /// Priority of the objective; 1 is critical.
+    /// The priority of the objective. Priority 1 is critical.
     pub priority: i32,
     /// The number of requests of the class in ten.
     pub tenths: usize,
-    /// Requested TTFT, ms.
+    /// The requested TTFT, in ms.
     pub ttft_ms: f64,
-    /// Requested time per further token (TPOT), ms.
+    /// The requested time per further token (TPOT), in ms.
     pub tpot_ms: f64,
 }
 
@@ -66,7 +66,7 @@ pub struct SloExperiment {
     /// The factor by which the steps of a slow server take longer.
     pub slowdown: f64,
     pub classes: Vec<ExperimentClass>,
-    /// Load as a share of the pool's capacity.
+    /// The load, as a share of the pool's capacity.
     pub load: f64,
     /// The time for which each seed is measured.
     pub measured: Duration,
@@ -77,9 +77,9 @@ pub struct SloExperiment {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExperimentOutcome {
     pub sent: usize,
-    /// Requests answered within their SLO.
+    /// The number of requests answered within their SLO.
     pub in_time: usize,
-    /// Requests refused with 429.
+    /// The number of requests refused with 429.
     pub shed: usize,
 }
 
@@ -105,10 +105,10 @@ pub fn chat(prompt: &str, max_tokens: u32, headers: &[(&str, &str)]) -> Result<R
     Ok(request.body(client::full(body.to_string()))?)
 }
 
-/// Waits until the daemon has a latency model that predicts.
+/// Waits until the daemon's latency model has learned enough to predict latencies.
 ///
 /// # Errors
-/// Fails if that takes longer than `limit`.
+/// Fails if the learning takes longer than `limit`.
 pub async fn predicts(stack: &Stack, limit: Duration) -> Result<()> {
     let page = || async {
         let page = stack
@@ -155,7 +155,8 @@ impl SloExperiment {
         let stack = self.builder(policy, folder.path())?.start().await?;
         let mut outcomes = BTreeMap::new();
         if policy == ExperimentPolicy::Slo {
-            // Train the model under the same load with other requests. This time is not measured.
+            // Train the model under the same load with other requests. The training time is not
+            // measured.
             let began = Instant::now();
             while predicts(&stack, Duration::from_millis(1)).await.is_err() {
                 self.play(&stack, policy, rate, 1_000, Duration::from_secs(4))
@@ -192,7 +193,7 @@ impl SloExperiment {
     }
 
     /// Measures the capacity of the pool in requests per second, with twice as many clients per
-    /// server as it runs requests at once.
+    /// server as a server runs requests at the same time.
     ///
     /// # Errors
     /// Fails if a server does not answer.
@@ -321,7 +322,7 @@ fn prompt(rng: &mut Rng) -> String {
     format!("{:08x} ", rng.next_u64() as u32) + &"abc ".repeat(words)
 }
 
-/// Sends one request; returns whether it was in time and whether it was shed.
+/// Sends one request. Returns whether the request was in time and whether it was shed.
 async fn one(to: SocketAddr, class: ExperimentClass, prompt: &str) -> Result<(bool, bool)> {
     let ttft = class.ttft_ms.to_string();
     let tpot = class.tpot_ms.to_string();

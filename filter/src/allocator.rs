@@ -3,11 +3,12 @@
 //! A request makes more than a hundred allocations, nearly all small, and most are freed at its
 //! end. The standard allocator of wasm (dlmalloc) searches and merges free blocks, which took an
 //! eighth of the module's time. This allocator takes a small block from the list for its size, and
-//! returns it to that list.
+//! returns a freed block to the list for its size.
 //!
 //! A slab is a page of memory with blocks of one size, and a table has the block size of each slab.
-//! So blocks have no headers. The code does not pass the size of freed blocks, which would make the
-//! module 5 KB larger. Slabs are never freed, because wasm memory cannot be freed.
+//! So blocks have no headers. The table is used because, if the code passed the size of each freed
+//! block instead, the module would be 5 KB larger. Slabs are never freed, because wasm memory
+//! cannot be freed.
 #![expect(
     clippy::arithmetic_side_effects,
     reason = "sizes of slabs, and addresses below `SLABS_END`"
@@ -26,23 +27,24 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 const STEP: usize = 16;
 /// The number of block sizes, which are the multiples of [`STEP`] up to 512 bytes.
 const SIZES: usize = 32;
-/// Bytes of a slab.
+/// The size of a slab in bytes.
 const SLAB_BYTES: usize = 4096;
-/// Bytes by which wasm memory grows.
+/// The number of bytes by which wasm memory grows.
 const GROWTH_BYTES: usize = 65_536;
-/// Slabs lie below this address. Beyond it, the standard allocator serves small blocks too. Only
-/// the used part of the table of sizes takes memory.
+/// The address below which slabs lie. Beyond this address, the standard allocator serves small
+/// blocks too. Only the used part of the table of sizes takes memory.
 const SLABS_END: usize = 256 << 20;
 
 pub struct SlabAllocator(UnsafeCell<Slabs>);
 
 struct Slabs {
-    /// The first free block of each size. A free block begins with the address of the next one.
+    /// The first free block of each size. A free block begins with the address of the next free
+    /// block.
     first: [*mut u8; SIZES],
     /// For each page, the index of its block size plus one; 0 if the page is not a slab.
     sizes: [u8; SLABS_END / SLAB_BYTES],
-    /// The address of the next slab, and the end of the memory for slabs. [`SLABS_END`] if there is
-    /// no more memory.
+    /// The address of the next slab, and the end of the memory for slabs. Both are [`SLABS_END`] if
+    /// wasm memory cannot grow further.
     next: usize,
     end: usize,
 }
@@ -74,8 +76,8 @@ fn size_of_layout(layout: Layout) -> usize {
 }
 
 // SAFETY: a small block is as large as its layout and aligned to `STEP`. A block is in the list of
-// free blocks or with the caller, never both. A block outside of all slabs is the standard
-// allocator's.
+// free blocks or belongs to the caller, never both. A block outside of all slabs belongs to the
+// standard allocator.
 unsafe impl GlobalAlloc for SlabAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let slabs = unsafe { &mut *self.0.get() };
@@ -108,7 +110,8 @@ unsafe impl GlobalAlloc for SlabAllocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // The standard allocator knows which parts of its memory are zero already.
+        // The standard allocator zeroes the block, because this allocator knows which parts of its
+        // memory are zero already.
         if size_of_layout(layout) >= SIZES {
             return unsafe { System.alloc_zeroed(layout) };
         }
@@ -146,12 +149,12 @@ unsafe impl GlobalAlloc for SlabAllocator {
 // === impl Slabs ===
 
 impl Slabs {
-    /// Makes a slab for blocks of this size, and takes a block from it.
+    /// Makes a slab for blocks of this size, and returns a block of the slab.
     #[cold]
     #[inline(never)]
     unsafe fn refill(&mut self, size: usize, layout: Layout) -> *mut u8 {
         if self.next == self.end && self.end < SLABS_END {
-            // If no memory is left, the product is far beyond `SLABS_END`.
+            // If no memory is left, `grown` is far beyond `SLABS_END`.
             let grown = memory_grow::<0>(1).wrapping_mul(GROWTH_BYTES);
             (self.next, self.end) = if grown < SLABS_END {
                 (grown, grown + GROWTH_BYTES)

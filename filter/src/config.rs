@@ -1,9 +1,9 @@
-//! The filter's JSON configuration, which is read strictly: an error names the field and its
-//! allowed values, and an unknown field is an error.
+//! The filter's JSON configuration. The configuration is read strictly: an unknown field is an
+//! error, and each error names the field and its allowed values.
 //!
-//! [`FIELDS`] is the only table of plain fields. The code that parses, checks and documents the
-//! fields uses this table. Reading has no side effects, because the proxy tries every configuration
-//! in a temporary VM first.
+//! [`FIELDS`] is the only table of plain fields. This table is used to parse, check and document
+//! the fields. Reading has no side effects, because the proxy tries every configuration in a
+//! temporary VM first.
 
 mod fields;
 mod value;
@@ -18,50 +18,52 @@ use value::{ConfigFields, ConfigValue};
 
 /// The maximum number of pools of one proxy. Each pool costs every worker a prefix index.
 pub const POOLS_MAX: usize = 64;
-/// The maximum number of clusters of one pool. Each request is compared with them one by one.
+/// The maximum number of clusters of one pool. The cluster of each request is compared with these
+/// clusters one by one.
 pub const CLUSTERS_MAX: usize = 64;
 /// The longest name, in bytes, of a pool or cluster. With this limit, every length in the
 /// serialized `GrpcService` is one ASCII byte (see `state_link/connection.rs`).
 pub const NAME_BYTES_MAX: usize = 48;
 
-/// The default limit of unfinished request bodies in each worker, in bytes. It has room for five of
-/// the largest bodies, or a thousand prompts of 30,000 tokens. A worker holds at most twice as many
-/// bytes, and half as many for retries, so six workers fit into the heap limit of the shipped Envoy
-/// files (2 GiB).
+/// The default limit of unfinished request bodies in each worker, in bytes. The limit has room for
+/// five of the largest bodies, or a thousand prompts of 30,000 tokens. A worker holds at most twice
+/// as many bytes, and half as many for retries, so six workers fit into the heap limit of the
+/// shipped Envoy files (2 GiB).
 const BODIES_IN_PROGRESS_BYTES: usize = 128 << 20;
 
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct FilterConfig {
     pub state: StateConfig,
-    /// The pools. There is at least one, and their names are distinct.
+    /// The pools. The configuration has at least one pool, and the names of pools are distinct.
     pub pools: Vec<PoolConfig>,
     pub settings: ExchangeSettings,
     /// The maximum number of entries of each pool's prefix index, in each worker.
     pub prefix_entries: usize,
     /// The maximum number of bytes of unfinished request bodies, in each worker.
     pub bodies_in_progress_bytes: usize,
-    /// The time for which a VM leads without renewing its lease, ms.
+    /// The time for which a VM leads without renewing its lease, in ms.
     pub lease_ms: u64,
     /// Whether workers and proxies share their load and placements.
     pub sharing: bool,
-    /// Whether the filter holds the headers of a request until the decision. If not, a buffer
-    /// filter after it must hold them, and another filter must set the routing headers.
+    /// Whether the filter holds the headers of a request until the decision. If false, a buffer
+    /// filter after this filter must hold the headers, and another filter must set the routing
+    /// headers.
     pub hold_headers: bool,
     /// Whether the proxy's trace span gets tags with the decision and the outcome of a sampled
     /// request.
     pub trace_tags: bool,
 }
 
-/// How to reach the daemon.
+/// The settings of the connection to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateConfig {
-    /// Name of the daemon's cluster.
+    /// The name of the Envoy cluster of the daemon.
     pub cluster: String,
     /// The `:authority` of the stream. If empty, the cluster's name is used.
     pub authority: String,
     pub transport: StateTransport,
-    /// A stream that is silent for this long is opened again, ms.
+    /// The silence of the daemon after which the connection is opened again, in ms.
     pub silence_max_ms: u64,
     /// The longest pause between attempts to reach the daemon, in ms.
     pub backoff_max_ms: u64,
@@ -74,7 +76,7 @@ pub enum StateTransport {
     Http,
 }
 
-/// A pool and the routes that lead to it.
+/// A pool, and the clusters of the routes that lead to this pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
     /// The daemon's name of the pool.
@@ -95,7 +97,7 @@ pub struct InvalidConfig {
 // === impl FilterConfig ===
 
 /// The defaults of the filter. The defaults of `settings` are in [`ExchangeSettings::default`].
-/// `pools` has no default.
+/// `pools` is empty here, because the configuration must have at least one pool.
 impl Default for FilterConfig {
     fn default() -> Self {
         Self {
@@ -147,21 +149,22 @@ impl FilterConfig {
         Ok(config)
     }
 
-    /// The maximum number of bytes of long request bodies that Envoy keeps for retries, in each
-    /// worker: half of the limit of unfinished bodies. The default, 64 MiB, has room for 500
+    /// Returns the maximum number of bytes of long request bodies that Envoy keeps for retries, in
+    /// each worker: half of the limit of unfinished bodies. The default, 64 MiB, has room for 500
     /// prompts of 30,000 tokens.
     #[must_use]
     pub fn kept_bodies_bytes(&self) -> usize {
         self.bodies_in_progress_bytes / 2
     }
 
-    /// Returns the index of the pool if there is only one and it names no clusters.
+    /// Returns the index of the pool if the configuration has only one pool and this pool names no
+    /// clusters.
     #[must_use]
     pub fn only_pool(&self) -> Option<usize> {
         matches!(self.pools.as_slice(), [only] if only.clusters.is_empty()).then_some(0)
     }
 
-    /// Whether any pool is found by the cluster of a route.
+    /// Whether at least one pool is found by the cluster of a route.
     #[must_use]
     pub fn knows_clusters(&self) -> bool {
         self.pools.iter().any(|pool| !pool.clusters.is_empty())

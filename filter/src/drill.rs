@@ -1,7 +1,7 @@
-//! Faults for drills, in test builds only (feature `drill`).
+//! Causes faults for drills, in test builds only (feature `drill`).
 //!
-//! - A VM traps when it reads [`TRAP`], as if it had a bug. If [`TRAP`] is in a request header, the
-//!   VM that serves the request traps. If [`TRAP`] is in a message from the daemon, the leader
+//! - A VM traps when it reads [`TRAP`], as if the VM had a bug. If [`TRAP`] is in a request header,
+//!   the VM that serves the request traps. If [`TRAP`] is in a message from the daemon, the leader
 //!   traps while it decodes the message.
 //! - The first leader of a process that receives [`STALL`] from the daemon stalls for longer than a
 //!   lease lasts.
@@ -16,20 +16,20 @@ use std::cell::RefCell;
 
 use crate::host::{Host, MetricKind, WriteCondition};
 
-/// A VM that reads this traps.
+/// The text that makes a VM trap when it reads the text.
 pub const TRAP: &[u8] = b"x-drill-trap";
 
-/// A leader that reads this stalls, once in a process.
+/// The text that makes a leader stall when it reads the text, once in a process.
 pub const STALL: &[u8] = b"x-drill-stall";
 
-/// Duration of the stall, in ms: a few times the lease that drills set.
+/// The duration of the stall, in ms: a few times the duration of the lease in drills.
 const STALL_MS: u64 = 4_000;
 
-/// A gauge with the number of keys of shared data that each VM has written, summed over the VMs.
+/// The gauge with the number of keys of shared data that each VM has written, summed over the VMs.
 const KEYS: &str = "switchpoint_drill_keys";
 
 thread_local! {
-    /// Hashes of the keys that this VM has written, sorted.
+    /// The hashes of the keys that this VM has written, sorted.
     static WRITTEN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -61,7 +61,8 @@ pub fn obey(bytes: &[u8]) {
     }
 }
 
-/// Stalls in a busy loop if the bytes contain [`STALL`]. A wasm thread cannot sleep.
+/// Stalls if the bytes contain [`STALL`]. The stall is a busy loop, because a wasm thread cannot
+/// sleep.
 pub fn stall<H: Host>(host: &H, bytes: &[u8]) {
     let requested = bytes.windows(STALL.len()).any(|word| word == STALL);
     if requested

@@ -1,5 +1,5 @@
-//! A proxy process in memory for tests: shared data, queues and streams like the real host's, and a
-//! record of the calls. Clones stand for the same process.
+//! A proxy process in memory for tests: shared data, queues and streams that work like those of the
+//! real host, and a record of the calls. Clones of a host belong to the same process.
 
 #![allow(
     missing_docs,
@@ -31,7 +31,7 @@ type FakeHook = Box<dyn FnOnce()>;
 pub struct FakeHost(Rc<FakeProcess>);
 
 /// The parts of the proxy that host calls read and change. Each of its fields is a cell, so that a
-/// test can read one while a call uses another.
+/// test can read one field while a call uses another field.
 #[derive(Default)]
 pub struct FakeProcess {
     pub now_ms: Cell<u64>,
@@ -42,16 +42,17 @@ pub struct FakeProcess {
     pub properties: RefCell<BTreeMap<String, Vec<u8>>>,
     pub grpc: FakeGrpc,
     pub http: FakeHttp,
-    /// Replies, resumptions and the like, in order, as text.
+    /// The replies, the resumptions and similar effects of the calls, in order, as text.
     pub log: RefCell<Vec<String>>,
     metrics: FakeMetrics,
-    /// The calls since [`FakeHost::record_calls`].
+    /// The calls that were made since [`FakeHost::record_calls`]; `None` before the recording
+    /// began.
     recorded: RefCell<Option<Vec<RecordedCall>>>,
     entropy: Cell<u64>,
     pub faults: FakeFaults,
 }
 
-/// Streams and calls to the daemon.
+/// The streams and the HTTP calls to the daemon.
 #[derive(Default)]
 pub struct FakeGrpc {
     /// For each opened stream, whether it is still open.
@@ -66,13 +67,13 @@ pub struct FakeGrpc {
 pub struct FakeHttp {
     pub request: RefCell<Vec<(String, String)>>,
     pub response: RefCell<Vec<(String, String)>>,
-    /// Headers of the daemon's answer to a call.
+    /// The headers of the daemon's answer to a call.
     pub answer: RefCell<Vec<(String, String)>>,
     /// The contents that the next read of a buffer returns.
     pub buffers: RefCell<BTreeMap<u32, Vec<u8>>>,
     /// Whether writes to buffers fail.
     pub read_only: Cell<bool>,
-    /// Contexts that no longer exist.
+    /// The contexts that no longer exist.
     pub removed: RefCell<Vec<u32>>,
 }
 
@@ -86,10 +87,10 @@ struct FakeMetrics {
 /// The calls that fail, and what another thread does between two calls.
 #[derive(Default)]
 pub struct FakeFaults {
-    /// Properties that cannot be read.
+    /// The properties that cannot be read.
     pub unreadable: RefCell<Vec<String>>,
     failing: RefCell<BTreeSet<FakeCall>>,
-    /// How many calls succeed before one fails.
+    /// The number of calls that succeed before one call fails.
     fails_after: Cell<Option<u32>>,
     hook: RefCell<Option<FakeHook>>,
 }
@@ -109,18 +110,18 @@ impl FakeHost {
         host
     }
 
-    /// Runs `hook` just before the next write to shared data, like another thread that writes
-    /// between a read and its write.
+    /// Runs `hook` just before the next write to shared data, to simulate another thread that
+    /// writes between a VM's read and its write.
     pub fn before_next_share(&self, hook: impl FnOnce() + 'static) {
         *self.faults.hook.borrow_mut() = Some(Box::new(hook));
     }
 
-    /// Makes every call of these kinds fail from now on, and no other call.
+    /// Makes every call of these kinds fail from now on, and lets calls of all other kinds succeed.
     pub fn fail(&self, kinds: &[FakeCall]) {
         *self.faults.failing.borrow_mut() = kinds.iter().copied().collect();
     }
 
-    /// Makes a single call fail, after `count` calls of any kind.
+    /// Makes a single call fail, after `count` calls, whatever their kind.
     pub fn fail_after(&self, count: u32) {
         self.faults.fails_after.set(Some(count));
     }

@@ -1,12 +1,12 @@
-//! The only interface of the other modules to the proxy: one narrow trait. Only `abi` calls the
+//! The one narrow trait through which all other modules call the proxy. Only `abi` calls the
 //! proxy-wasm ABI.
 //!
-//! The bindings are the filter's own, not the SDK's. The SDK returns a status as a Rust enum, which
-//! is undefined behaviour for statuses it does not list. The SDK also panics on most statuses that
-//! it lists, and on every header that is not UTF-8; a panic fails all streams of a worker. In our
-//! bindings a status is a number, a value is bytes, and every answer of the host is a `Result`. The
-//! SDK opens only streams and calls, because its dispatcher knows no streams or calls that others
-//! opened (see `abi`).
+//! The filter has bindings of its own instead of those of the proxy-wasm SDK. The SDK returns a
+//! status as a Rust enum, which is undefined behaviour for a status that the enum does not list.
+//! The SDK also panics on most statuses that the enum lists, and on every header that is not UTF-8;
+//! a panic fails all streams of a worker. In our bindings a status is a number, a value is bytes,
+//! and every answer of the host is a `Result`. Only streams and calls are opened through the SDK,
+//! because the SDK's dispatcher knows only streams and calls that the SDK opened (see `abi`).
 
 #[cfg(target_arch = "wasm32")]
 mod abi;
@@ -17,8 +17,8 @@ use std::fmt;
 pub use abi::{ProxyWasm, install_logger};
 use exchange::Timestamp;
 
-/// A status of the host other than success. The fault is the host's or the filter's, never a
-/// client's. A repeated call in the same phase would fail again.
+/// A status of the host other than success. The host or the filter has caused the error, never a
+/// client. If the filter repeats the call in the same phase, the call fails again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HostError(u32);
 
@@ -28,7 +28,7 @@ pub type Result<T, E = HostError> = core::result::Result<T, E>;
 pub enum HeaderMap {
     Request = 0,
     Response = 2,
-    /// Headers of the response to an HTTP call.
+    /// The headers of the response to an HTTP call.
     Answer = 6,
 }
 
@@ -47,11 +47,11 @@ pub enum BodyBuffer {
 /// The kind of a statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// A value that only rises.
+    /// A statistic whose value only rises.
     Counter = 0,
-    /// A value that can rise and fall.
+    /// A statistic whose value can rise and fall.
     Gauge = 1,
-    /// A distribution.
+    /// A statistic that counts values by their size.
     Histogram = 2,
 }
 
@@ -59,9 +59,9 @@ pub enum MetricKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteCondition {
     Any,
-    /// Write only if there is no value.
+    /// The host writes only if the key has no value.
     Absent,
-    /// Write only if the value is unchanged since the read that returned this token.
+    /// The host writes only if the value is unchanged since the read that returned this token.
     Token(u32),
 }
 
@@ -73,28 +73,28 @@ pub struct SharedValue {
     pub token: u32,
 }
 
-/// The proxy. Calls about requests act on the context of the current callback, or on the context
+/// The proxy. A call about a request acts on the context of the current callback, or on the context
 /// that [`Host::focus`] selected last.
 ///
 /// No host call runs a callback. If a call has an immediate effect (a reply, or the end of a call
-/// that cannot be made), the proxy delivers that effect in a callback after the current one. So a
-/// cell may be borrowed during a host call, but not during a call of the filter's own code that
-/// borrows the cell again.
+/// that cannot be made), the proxy delivers that effect in a callback after the current one. So the
+/// filter may keep a cell borrowed during a host call, but not during a call of a filter function
+/// that borrows the cell again.
 pub trait Host: Clone + 'static {
-    /// Returns the monotonic time, by a clock that all VMs of a process share.
+    /// Returns the monotonic time, from a clock that all VMs of a process share.
     fn now(&self) -> Timestamp;
-    /// Returns the wall-clock time, in ms since 1970; 0 if there is no such clock.
+    /// Returns the wall-clock time, in ms since 1970; 0 if the host has no wall clock.
     fn unix_ms(&self) -> u64;
     /// Returns random bits.
     fn entropy(&self) -> u64;
     /// Reads shared data. `None` means that the key was never written. An empty value means that
-    /// the key was removed, and such a key still has a token.
+    /// the key was removed, but a removed key still has a token.
     fn shared(&self, key: &str) -> Result<Option<SharedValue>>;
-    /// Writes shared data; [`HostError::CONFLICT`] if the condition does not hold.
+    /// Writes shared data. Returns [`HostError::CONFLICT`] if the condition does not hold.
     fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()>;
     /// Makes the current root context the only consumer of a queue; returns the queue's number.
     fn queue_register(&self, name: &str) -> Result<u32>;
-    /// Appends to a queue, and wakes its consumer.
+    /// Appends `item` to a queue, and wakes the queue's consumer.
     fn queue_push(&self, queue: u32, item: &[u8]) -> Result<()>;
     /// Takes the oldest item of a queue.
     fn queue_pop(&self, queue: u32) -> Result<Option<Vec<u8>>>;
@@ -105,7 +105,7 @@ pub trait Host: Clone + 'static {
     /// Ends a stream of the current root context. No callback follows.
     fn stream_cancel(&self, stream: u32) -> Result<()>;
     /// Sends an HTTP request to a cluster, as a call of the current root context. A callback
-    /// reports the response, or that there is none.
+    /// delivers the response, or reports that the call got no response.
     fn call(
         &self,
         cluster: &str,
@@ -115,7 +115,7 @@ pub trait Host: Clone + 'static {
     ) -> Result<u32>;
     /// Returns the message with which the other side ended the stream of the current callback.
     fn stream_status(&self) -> String;
-    /// Reads a property; `None` if it does not exist.
+    /// Reads a property; `None` if the property does not exist.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>>;
     /// Sets a property of the stream, which the access log shows as the filter state `wasm.<name>`.
     fn property_set(&self, name: &str, value: &[u8]) -> Result<()>;
@@ -126,22 +126,23 @@ pub trait Host: Clone + 'static {
     fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()>;
     /// Reads at most `size` bytes of a buffer, from offset `start`.
     fn buffer(&self, buffer: BodyBuffer, start: usize, size: usize) -> Result<Vec<u8>>;
-    /// Replaces the first `size` bytes of a body, which must be readable now. The host can replace
-    /// only the beginning of a body.
+    /// Replaces the first `size` bytes of a body, which the filter must be allowed to read now. The
+    /// host can replace only the beginning of a body.
     fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()>;
-    /// Answers the request; `headers` are serialized pairs. Takes effect when the callback returns.
+    /// Answers the request; `headers` are serialized pairs. The reply takes effect when the current
+    /// callback returns.
     fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()>;
-    /// Resumes a held request. After that, its headers cannot change.
+    /// Resumes a held request. After that, the filter cannot change the headers of the request.
     fn resume_request(&self) -> Result<()>;
-    /// Makes calls act on another context of this VM. Fails if the context no longer exists.
+    /// Makes later calls act on another context of this VM. Fails if the context no longer exists.
     fn focus(&self, context: u32) -> Result<()>;
     /// Sets the tick period of the current root context.
     fn tick_period(&self, period_ms: u32) -> Result<()>;
-    /// Finds or creates a statistic.
+    /// Finds or creates a statistic, and returns its number.
     fn metric(&self, kind: MetricKind, name: &str) -> Result<u32>;
-    /// Adds to a counter (more than 0) or gauge.
+    /// Adds `amount` to a gauge, or to a counter, where it must be more than 0.
     fn metric_add(&self, metric: u32, amount: i64) -> Result<()>;
-    /// Sets a gauge, or records in a histogram.
+    /// Sets a gauge to `value`, or records `value` in a histogram.
     fn metric_record(&self, metric: u32, value: u64) -> Result<()>;
     /// Applies the host's log level from now on.
     fn follow_log_level(&self);

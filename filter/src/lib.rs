@@ -1,9 +1,9 @@
-//! The proxy-wasm filter. It runs [`exchange`] in a real proxy, and keeps a replica of the daemon's
-//! state.
+//! The proxy-wasm filter. The filter runs [`exchange`] in a real proxy, and keeps a replica of the
+//! daemon's state.
 //!
 //! `http` passes each callback of a stream to the exchange, and each result back to the proxy.
 //! `root` passes ticks, wake-ups and the daemon's messages to `vm`. Only `host` calls the proxy.
-//! Endpoints are picked in `scheduler`, not here.
+//! Endpoints are picked in the crate `scheduler`, not in this crate.
 #![deny(
     clippy::indexing_slicing,
     clippy::string_slice,

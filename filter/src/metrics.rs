@@ -1,8 +1,8 @@
-//! Every metric of the filter, in one table. No name contains text of a request or an endpoint,
+//! All metrics of the filter, in one table. No name contains text of a request or an endpoint,
 //! because the proxy never frees a name.
 //!
 //! Counters and histograms are sums over all VMs of a process; the leader sets the gauges. The
-//! counters of picks and of tokens are late by up to a tick ([`FilterMetrics::collect`]).
+//! counters of picks and of tokens are up to one tick late ([`FilterMetrics::collect`]).
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ pub struct DefinedMetric {
 
 macro_rules! metrics {
     ($($id:ident: $kind:ident $name:literal, $about:literal;)+) => {
-        /// Names a metric in the code.
+        /// The name of a metric in the code.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub enum Stat { $(#[doc = $about] $id,)+ }
@@ -62,12 +62,12 @@ metrics! {
     HostErrors: Counter "switchpoint_host_errors_total", "Calls that the proxy refused although it should not.";
 }
 
-/// The metrics. A metric that the proxy refused to create has no number.
+/// The metrics of the filter in one VM. A metric that the proxy refused to create has no number.
 #[derive(Debug)]
 pub struct FilterMetrics<H> {
     host: H,
     numbers: Vec<Option<u32>>,
-    /// The amounts that [`Self::collect`] has added since the last flush, by metric.
+    /// The amounts that [`Self::collect`] has collected since the last flush, by metric.
     collected: Vec<Cell<i64>>,
 }
 
@@ -98,17 +98,17 @@ impl<H: Host> FilterMetrics<H> {
         }
     }
 
-    /// Adds to a counter at the next [`Self::flush`]. Use this for events of every request, because
-    /// it needs one host call per tick instead of one per request. A VM that traps loses the
-    /// amounts that it collected.
+    /// Adds to a counter at the next [`Self::flush`]. Use this function for events of every
+    /// request, because it needs one host call per tick instead of one per request. A VM that traps
+    /// loses the amounts that it collected.
     pub fn collect(&self, stat: Stat, amount: u32) {
         if let Some(sum) = self.collected.get(stat as usize) {
             sum.set(sum.get().saturating_add(i64::from(amount)));
         }
     }
 
-    /// Adds the collected counts to the counters of the proxy. Counts that the proxy refuses stay
-    /// for the next time.
+    /// Adds the collected counts to the counters of the proxy. Counts that the proxy refuses are
+    /// added at the next flush.
     pub fn flush(&self) {
         for (number, sum) in self.numbers.iter().zip(&self.collected) {
             if let (Some(number), amount @ 1..) = (number, sum.get())
@@ -119,7 +119,7 @@ impl<H: Host> FilterMetrics<H> {
         }
     }
 
-    /// Sets a gauge, or records in a histogram.
+    /// Sets a gauge to `value`, or records `value` in a histogram.
     pub fn record(&self, stat: Stat, value: u64) {
         if let Some(number) = self.number(stat) {
             let _ = self.host.metric_record(number, value);
@@ -131,7 +131,7 @@ impl<H: Host> FilterMetrics<H> {
     }
 }
 
-/// Returns the reference of the statistics, a line for each.
+/// Returns the reference of the statistics, a line for each statistic.
 #[must_use]
 pub fn reference() -> String {
     METRICS

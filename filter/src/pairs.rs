@@ -1,7 +1,8 @@
 //! The proxy-wasm "pairs" layout of header maps: the number of headers, a pair of lengths for each
-//! header, then the names and values, with a NUL after each.
+//! header, then the names and values, with a NUL after each name and value.
 
-/// The headers of a serialized map, in order. The iteration ends early if the bytes are truncated.
+/// An iterator over the headers of a serialized map, in order. The iteration ends early if the
+/// bytes are truncated.
 #[derive(Clone, Debug)]
 pub struct HeaderPairs<'b> {
     left: usize,
@@ -12,7 +13,8 @@ pub struct HeaderPairs<'b> {
 // === impl HeaderPairs ===
 
 impl<'b> HeaderPairs<'b> {
-    /// Reads the layout. Invalid bytes give no headers.
+    /// Creates an iterator over the headers in `bytes`. If the bytes are invalid, the iterator
+    /// gives no headers.
     #[must_use]
     pub fn new(bytes: &'b [u8]) -> Self {
         Self::framed(bytes).unwrap_or(Self {
@@ -59,10 +61,11 @@ impl<'b> Iterator for HeaderPairs<'b> {
     }
 }
 
-/// Serializes a map.
+/// Serializes a header map.
 #[must_use]
 pub fn serialize(pairs: &[(&str, &str)]) -> Vec<u8> {
-    // A header map is far below 4 GiB: it was parsed from one request, or the filter made it.
+    // All sizes fit into 32 bits: a header map is far below 4 GiB, because it was parsed from one
+    // request, or the filter made it.
     let size = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes();
     let mut bytes = Vec::from(size(pairs.len()));
     for (name, value) in pairs {

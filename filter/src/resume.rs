@@ -9,7 +9,8 @@ use crate::host::Host;
 use crate::vm::VmState;
 use crate::vm::parked_request::ParkedRequest;
 
-/// Whether this callback may send another local reply. If not, the VM wakes itself and continues.
+/// Whether this callback may send another local reply. If not, the VM wakes itself, and continues
+/// in the callback of the wake-up.
 fn may_reply<H: Host>(vm: &RefCell<VmState<H>>) -> bool {
     let mut vm = vm.borrow_mut();
     let may_reply = vm.watched().may_reply();
@@ -30,8 +31,8 @@ pub(crate) fn retry<H: Host>(vm: &RefCell<VmState<H>>, due: Vec<Rc<dyn ParkedReq
     }
 }
 
-/// The maximum number of held requests that are tried in one callback. After that, the VM wakes
-/// itself and continues.
+/// The maximum number of held requests that are tried in one callback. After this number, the VM
+/// wakes itself, and continues in the callback of the wake-up.
 const RELEASES_MAX: usize = 256;
 
 /// Resumes the held requests that may find room now.

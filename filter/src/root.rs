@@ -25,8 +25,7 @@ pub struct FilterRoot<H: Host> {
 // === impl FilterRoot ===
 
 impl<H: Host> FilterRoot<H> {
-    /// Makes a root context without a configuration. A root context without a configuration lets
-    /// every request pass.
+    /// Creates a root context without a configuration, which lets every request pass.
     pub fn new(id: u32, host: H, vm: Rc<RefCell<VmState<H>>>) -> Self {
         Self {
             id,
@@ -36,7 +35,7 @@ impl<H: Host> FilterRoot<H> {
         }
     }
 
-    /// Reads a configuration. The error is text for the log.
+    /// Reads a configuration of `size` bytes. The error is a text for the log.
     fn configure(&mut self, size: usize) -> Result<(), String> {
         self.host.follow_log_level();
         let bytes = self

@@ -1,5 +1,5 @@
-//! Values in the proxy's shared data, by fixed keys. All VMs of a process use these values. The
-//! layouts of their bytes are in [`proto::shared_data`].
+//! The values in the proxy's shared data, which have fixed keys. All VMs of a process use these
+//! values. The layouts of the bytes of these values are in [`proto::shared_data`].
 
 pub mod counters;
 pub mod crash_guard;
@@ -11,7 +11,7 @@ pub mod placement_ring;
 pub mod snapshot_store;
 pub mod vm_table;
 
-/// Names the VM that writes a ring, and the ring's pool.
+/// The VM that writes a ring, and the ring's pool.
 #[derive(Clone, Copy, Debug)]
 pub struct RingOwner<'p> {
     pub pool: &'p str,

@@ -1,5 +1,5 @@
-//! The link to the daemon. The leader opens it and applies the daemon's messages. The two kinds of
-//! connection are in [`connection`].
+//! The link to the daemon. The leader opens the link and applies the daemon's messages. The two
+//! kinds of connection are in [`connection`].
 //!
 //! ```text
 //! Closed ── its time has come ──► Open ── silence, a changed configuration, the end of the lease ──► Closed
@@ -7,9 +7,9 @@
 //!    └── the daemon or the network closed it: wait, longer each time, at different times than other proxies
 //! ```
 //! The leader first decodes each message with [`CrashGuard::decode_guarded`]. Then it publishes the
-//! message in the snapshot store, from which all other VMs read it, and applies it. A message that
-//! breaks a rule is refused as a whole, counted and logged. If it is a pool update, the leader
-//! answers with the reason.
+//! message in the snapshot store, from which all other VMs read the message, and applies the
+//! message. A message that breaks a rule is refused as a whole, counted and logged. The leader
+//! answers a refused pool update with the reason.
 
 mod connection;
 mod leader_context;
@@ -39,13 +39,13 @@ const BACKOFF_MS: u64 = 100;
 /// The longest pause, in ms, while a pool has no state. Requests may wait for the state for at most
 /// two seconds.
 const COLD_BACKOFF_MS: u64 = 250;
-/// The interval at which the counters of all VMs are sent, ms.
+/// The interval at which the counters of all VMs are sent, in ms.
 const REPORT_MS: u64 = 1_000;
-/// The key of the random identity of the process, which all its VMs share. A hot restart runs two
-/// processes with one node id.
+/// The key of the random identity of the process, which all its VMs share. The node id does not
+/// identify a process, because a hot restart runs two processes with one node id.
 const PROCESS_KEY: &str = "switchpoint/1/process";
 
-/// The connection, or the wait for one.
+/// The connection to the daemon, or the wait for a connection.
 #[derive(Debug)]
 pub struct StateLink {
     phase: LinkPhase,
@@ -212,8 +212,8 @@ impl StateLink {
         self.schedule_retry(leader, why);
     }
 
-    /// Handles the answer to a call, which may belong to this connection. Fails if a later leader
-    /// has written.
+    /// Handles the response to a call, if the call belongs to this connection. Fails if a later
+    /// leader has written.
     pub fn on_response<H: Host>(
         &mut self,
         leader: &mut LeaderContext<'_, H>,
@@ -312,8 +312,8 @@ impl StateLink {
             Err(error) => self.schedule_retry(leader, &ConnectionFailure::from(error).to_string()),
             Ok(wire) => {
                 leader.metrics.count(Stat::StreamsOpened);
-                // This daemon may be a new process, which lacks the messages sent to the previous
-                // one.
+                // This daemon may be a new process, which lacks the messages that were sent to the
+                // previous process.
                 leader
                     .replicas
                     .iter_mut()
@@ -363,7 +363,7 @@ impl StateLink {
             .for_each(|message| self.send(leader, message));
     }
 
-    /// Makes the next HTTP call after one was answered.
+    /// Makes the next HTTP call after the response to a call.
     fn renew_calls<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         self.act(leader, |host, wire, state| wire.drive(host, state));
     }
@@ -398,7 +398,7 @@ impl StateLink {
     }
 
     /// Records that state arrived, so the daemon works. A Welcome message alone does not show this,
-    /// because a daemon without room for this proxy sends one too.
+    /// because a daemon without room for this proxy sends it too.
     fn record_received(&mut self) {
         if std::mem::take(&mut self.failures) > 0 {
             log::info!("the daemon is back");
@@ -410,7 +410,7 @@ impl StateLink {
     fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);
-        // Logs failures 1, 2, 4 and so on. An outage of a day makes some twenty lines.
+        // Only failures 1, 2, 4 and so on are logged: about twenty lines in an outage of a day.
         if self.failures.is_power_of_two() {
             log::warn!(
                 "no daemon (attempt {}): {why}; picks continue with the last state",
@@ -491,7 +491,7 @@ fn node_id<H: Host>(host: &H) -> String {
 
 fn process_id<H: Host>(host: &H) -> u64 {
     let fresh = host.entropy();
-    // This write fails if a value exists, so the first VM's value stays.
+    // This write fails if another VM has written a value, so all VMs use the first value.
     let _ = host.share(PROCESS_KEY, &fresh.to_le_bytes(), WriteCondition::Absent);
     let shared = host.shared(PROCESS_KEY).ok().flatten();
     shared

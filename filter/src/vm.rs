@@ -1,11 +1,12 @@
 //! The state of one VM, shared by all its root contexts. After a configuration update, the old root
 //! context exists beside the new one until its last stream has ended. Both root contexts belong to
 //! one VM, which has one set of pools, one VM slot and at most one lease. Listeners with the same
-//! `vm_id` also share one VM, which has the pools of all, and the daemon of the newest
-//! configuration.
+//! `vm_id` also share one VM, which has the pools of all these listeners, and the daemon of the
+//! newest configuration.
 //!
 //! Background work happens only in the ticks of the newest root context. The proxy also tries each
-//! configuration in a temporary VM, which never ticks and whose work would be lost.
+//! configuration in a temporary VM, which never ticks and whose work would be lost when the proxy
+//! ends that VM.
 
 mod leading;
 pub mod parked_request;
@@ -33,17 +34,17 @@ use replica::{PoolReplica, SharedReplica};
 use vm_slot::VmSlot;
 use watched::WatchedStreams;
 
-/// Tick period, in ms. A lost wake-up, a parked request, or a free lease waits at most this long. A
-/// tick takes a few µs.
+/// The tick period, in ms. This is the longest delay after a lost wake-up, for a parked request,
+/// and for a lease that became free. A tick takes a few µs.
 pub const TICK_MS: u32 = 100;
-/// The maximum number of requests parked in one VM. Further requests are refused at once. A worker
-/// that gets so many in two seconds without state gains nothing by parking more.
+/// The maximum number of requests parked in one VM. Further requests are refused immediately. A
+/// worker that gets so many requests in two seconds without state gains nothing by parking more.
 const PARKED_MAX: usize = 2_048;
-/// Tick period while flow control holds requests, in ms. After a lost wake-up, or after another
+/// The tick period while flow control holds requests, in ms. After a lost wake-up, or after another
 /// worker made room, a held request waits at most this long.
 const HOLDING_TICK_MS: u32 = 10;
 
-/// One VM. Its fields are the parts that change independently of each other.
+/// One VM. The fields of this struct are parts of the VM that change independently of each other.
 #[derive(Debug)]
 pub struct VmState<H: Host> {
     host: H,
@@ -62,11 +63,11 @@ pub struct VmState<H: Host> {
     ticks: TickTimer,
 }
 
-/// The state of resuming held requests. Only a root context may resume them: in a callback of one
-/// stream, a proxy call about another stream would change that callback's result.
+/// The state of resuming held requests. Only a root context may resume these requests: in a
+/// callback of one stream, a proxy call about another stream would change that callback's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueueRelease {
-    /// No held request is due.
+    /// No held request may be resumed now.
     Idle,
     /// The VM has woken itself to resume requests.
     Woken,
@@ -76,11 +77,12 @@ enum QueueRelease {
 
 #[derive(Debug, Default)]
 struct TickTimer {
-    /// The last tick that did all due work.
+    /// The time of the last tick that did all due work.
     complete: Option<Timestamp>,
     /// The root context whose tick period is shortened, and that period.
     short: Option<(u32, u32)>,
-    /// How often the VM has found no request to resume since that tick, although one was due.
+    /// How often the VM has found no request to resume since its last complete tick, although a
+    /// request was due.
     idle_releases: u8,
 }
 
@@ -94,7 +96,7 @@ struct RootConfig {
 
 impl<H: Host> VmState<H> {
     pub fn new(host: H) -> Self {
-        // In the VM table, 0 means no VM.
+        // The id is at least 1, because 0 in the VM table means no VM.
         let id = host.entropy().max(1);
         let metrics = Rc::new(FilterMetrics::new(host.clone()));
         Self {
@@ -119,14 +121,14 @@ impl<H: Host> VmState<H> {
         Rc::clone(&self.metrics)
     }
 
-    /// Records the configuration of a root context, without an effect outside the VM.
+    /// Records the configuration of a root context. This has no effect outside the VM.
     pub fn configure(&mut self, root: u32, config: Rc<FilterConfig>) {
         self.roots.retain(|r| r.id != root);
         self.roots.push(RootConfig { id: root, config });
         self.match_pools();
     }
 
-    /// Removes a root context. After the last one is removed, this VM gives up its lease.
+    /// Removes a root context. After the last root context is removed, this VM releases its lease.
     pub fn remove_root(&mut self, root: u32) {
         self.metrics.flush();
         self.link.remove_root(&self.host, root);
@@ -155,17 +157,18 @@ impl<H: Host> VmState<H> {
         })
     }
 
-    /// Records that this VM serves requests, so it is not the main thread's VM. A VM that replaced
-    /// a lost one gets requests before its first tick, and reads the state from the snapshot store.
+    /// Records that this VM serves requests, so this is not the VM of the main thread. A VM that
+    /// replaced a lost VM gets requests before its first tick, and reads the state from the
+    /// snapshot store.
     pub fn mark_serving(&mut self) {
         if !std::mem::replace(&mut self.serves, true) {
-            // From now on, the other VMs read its load report at each pick.
+            // After the first heartbeat, the other VMs read this VM's load report at each pick.
             self.write_heartbeat(self.host.now());
             self.refresh();
         }
     }
 
-    /// Publishes the changes of a pool to the other VMs.
+    /// Publishes this VM's changes of the load of a pool to the other VMs.
     pub fn publish_load(&self, replica: &mut PoolReplica, now: Timestamp, moment: SharingOccasion) {
         if let Some(me) = self.vm_context() {
             replica
@@ -174,7 +177,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Reads the changes of a pool from the other VMs.
+    /// Reads the other VMs' changes of the load of a pool.
     pub fn receive_loads(
         &self,
         replica: &mut PoolReplica,
@@ -208,8 +211,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Returns this VM's identity, its slot and the VM table; `None` if the VM has no slot, or if
-    /// sharing is off.
+    /// Returns the identity and the slot of this VM, and the VM table; `None` if the VM has no
+    /// slot, or if sharing is off.
     fn vm_context(&self) -> Option<VmContext<'_>> {
         let shares = self.roots.last().is_some_and(|root| root.config.sharing);
         let vm_slot = self.vm_slot.slot.filter(|_| shares)?;
@@ -244,8 +247,8 @@ impl<H: Host> VmState<H> {
         true
     }
 
-    /// Retries a request that was parked before, at the first tick after `at`. Only requests that
-    /// were parked before come here, so their number is bounded too.
+    /// Retries a request that was parked before, at the first tick after `at`. The requests that
+    /// wait for a retry are bounded too, because each was parked before.
     pub fn retry_after(
         &mut self,
         at: Timestamp,
@@ -275,7 +278,7 @@ impl<H: Host> VmState<H> {
             .find_map(|replica| self.next_queued_of(&mut replica.borrow_mut(), now))
     }
 
-    /// Returns the streams on which a root context acts.
+    /// Returns the streams on which this VM acts in callbacks of a root context.
     pub fn watched(&mut self) -> &mut WatchedStreams {
         &mut self.watched
     }
@@ -313,7 +316,8 @@ impl<H: Host> VmState<H> {
         self.take_due(now)
     }
 
-    /// Publishes changes to other proxies, if this VM leads, and sets the tick period for that.
+    /// Publishes changes to other proxies if this VM leads, and sets the tick period that this work
+    /// needs.
     fn share_with_peers(&mut self, root: u32, now: Timestamp) {
         if self.epoch.is_some() {
             for replica in &self.replicas {
@@ -376,7 +380,8 @@ impl<H: Host> VmState<H> {
         self.take_due(now)
     }
 
-    /// Makes this VM read the orders of held requests of all pools soon.
+    /// Makes this VM read the orders of held requests of all pools when it next looks for a request
+    /// to resume.
     fn look_at_orders(&self) {
         self.replicas
             .iter()
@@ -391,7 +396,7 @@ impl<H: Host> VmState<H> {
                 .iter()
                 .any(|root| root.config.pools.iter().any(|p| p.name == *name))
         };
-        // A pool that still holds requests stays until they are answered.
+        // A pool that still holds requests stays until these requests are answered.
         self.replicas
             .retain(|r| named(&r.borrow().name) || r.borrow().pool.queues().queued() > 0);
         for pool in self.roots.iter().flat_map(|root| &root.config.pools) {
@@ -406,8 +411,8 @@ impl<H: Host> VmState<H> {
 
     /// Prepares the pools at a tick, so that no request waits for this work. Creating a prefix
     /// index takes milliseconds, and only a VM that serves requests (not the leader) needs the
-    /// index. With several pools, the VM may never serve some of them, so a pool's first request
-    /// creates its index.
+    /// index. If the configuration has several pools, the VM may never serve one of them, so the
+    /// first request for a pool creates the pool's index.
     fn prepare(&self, config: &FilterConfig, now: Timestamp) {
         for replica in &self.replicas {
             let replica = &mut *replica.borrow_mut();
@@ -439,8 +444,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Returns the parked requests to decide now. They stay parked until they are decided, because
-    /// the proxy may refuse a call that a decision needs.
+    /// Returns the parked requests to decide now. These requests stay parked until they are
+    /// decided, because the proxy may refuse a call that a decision needs.
     fn take_due(&mut self, now: Timestamp) -> Vec<Rc<dyn ParkedRequest>> {
         self.parked.retain(|parked| {
             parked
@@ -519,7 +524,7 @@ mod tests {
         vm.on_stream_message(root, stream, size).len()
     }
 
-    /// Returns the messages sent to the daemon since the last call, as text.
+    /// Returns the messages that the VM has sent to the daemon since the last call, as text.
     fn said(host: &FakeHost) -> Vec<String> {
         let sent = std::mem::take(&mut *host.grpc.sent.borrow_mut());
         let text =
@@ -567,7 +572,7 @@ mod tests {
         vm.replica("default").unwrap().borrow().version().sequence
     }
 
-    /// Returns a process whose VM 1 leads and has a pool update with sequence 1.
+    /// Returns a process and its VM 1, which leads and has received a pool update with sequence 1.
     fn led() -> (FakeHost, VmState<FakeHost>) {
         let host = FakeHost::new();
         host.properties
@@ -668,7 +673,8 @@ mod tests {
         }
         assert_eq!(host.grpc.streams.borrow().len(), 2, "within the lease");
         said(&host);
-        // The daemon sends its state again. A pool update that is already in force is not refused.
+        // The daemon sends its state again. The VM does not refuse a pool update that is already in
+        // force.
         send(
             &host,
             &mut other,
@@ -691,7 +697,7 @@ mod tests {
             pool_update_message("default", version(5), &["10.0.0.5:1"]),
         );
         said(&host);
-        // A message that was on its way to the stalled leader arrives now.
+        // The stalled leader now receives a message that was sent to it before the stall.
         let late = pool_update_message("default", version(9), &["10.0.0.9:1"]);
         host.http
             .buffers
@@ -707,8 +713,8 @@ mod tests {
         assert_eq!(in_force(&stalled), 5);
     }
 
-    /// Returns models with this time of a decode step, in ms, or provisional models that have only
-    /// the prior.
+    /// Returns a message with latency models in which a decode step takes `decode_ms`. With `None`,
+    /// the models are provisional and have only the prior.
     fn models_message(version: Version, decode_ms: Option<f32>) -> Vec<u8> {
         let step =
             decode_ms.map(|ms| StepModel::from_parts([9.0, 0.1, 0.0], [ms, 0.1, 0.0], 100.0));
@@ -767,7 +773,7 @@ mod tests {
             .into_iter()
             .for_each(|vm| drop(vm.tick(1)));
         assert_eq!([&leader, &other, &fresh].map(decode_ms), [20.0; 3]);
-        // The daemon continues with these models, and learns.
+        // The daemon continues with the VM's models, and learns.
         send(
             &host,
             &mut leader,
@@ -859,7 +865,7 @@ mod tests {
             ),
             (1, 4)
         );
-        // The new leader continues.
+        // The new leader continues to publish.
         send(
             &host,
             &mut leader,
@@ -878,8 +884,8 @@ mod tests {
         );
     }
 
-    /// The clock of the previous daemon was ahead, so the new daemon begins with a term that is too
-    /// low. The daemon raises its term after a refusal.
+    /// The clock of the previous daemon was ahead of the clock of the new daemon, so the new daemon
+    /// begins with a term that is too low. The new daemon raises its term after a refusal.
     #[test]
     fn a_daemon_whose_term_is_behind_is_told_what_is_held_and_heard_once_it_is_ahead() {
         const AHEAD: u64 = TERM + 1_000_000;
@@ -1000,8 +1006,8 @@ mod tests {
         snapshot_store::SharedSnapshotStore::new("default")
             .publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now())
             .unwrap();
-        // A later leader has written. This leader still has the lease, and notices the later leader
-        // when it publishes.
+        // A later leader has written the state. This leader still has the lease, and notices the
+        // later leader when this leader publishes.
         host.share(
             "switchpoint/1/leader",
             &LeaseValue {
@@ -1032,7 +1038,7 @@ mod tests {
     fn a_pool_update_that_killed_its_leader_is_not_decoded_again() {
         let (host, leader) = led();
         let deadly = |sequence| pool_update_message("default", version(sequence), &["10.0.0.2:1"]);
-        // The leader is lost in the middle of decoding: its mark stays.
+        // The leader is lost while it decodes a message, so its mark stays in shared data.
         let mut mark = None;
         let (other, _) = crash_guard::CrashGuard::load(&host, leader.id, host.now());
         other.decode_guarded(&host, leader.id, &deadly(2), || {
@@ -1085,7 +1091,7 @@ mod tests {
         host.pass_ms(100);
         leader.tick(1);
         assert_eq!(host.grpc.streams.borrow().len(), 2);
-        // The pauses grow up to a limit.
+        // The pauses between two attempts grow up to a limit.
         let mut waits = Vec::new();
         for _ in 0..12 {
             let open = u32::try_from(host.grpc.streams.borrow().len()).unwrap();
@@ -1135,7 +1141,7 @@ mod tests {
             "ticks of the old root context have no effect"
         );
         leader.tick(2);
-        // Only a stream's own root context can end it.
+        // Only the root context that opened a stream can end the stream.
         assert_eq!(host.take_log(), ["focus 1", "focus 2"]);
         assert_eq!(*host.grpc.streams.borrow(), [false, true]);
         assert_eq!(
@@ -1218,7 +1224,7 @@ mod tests {
 
     // === HTTP calls ===
 
-    /// Answers a call with these messages.
+    /// Answers a call of the VM with this status and these messages.
     fn answer(vm: &mut VmState<FakeHost>, call: usize, status: &[u8], messages: &[Vec<u8>]) {
         let mut body = Vec::new();
         messages
@@ -1231,7 +1237,7 @@ mod tests {
         vm.on_call_response(1, u32::try_from(call).unwrap(), answer);
     }
 
-    /// Returns the calls made since the last check, as numbered text.
+    /// Returns the calls that the VM has made since the last check, as numbered text.
     fn called(host: &FakeHost, seen: &mut usize) -> Vec<String> {
         let calls = host.grpc.calls.borrow();
         let text = |(path, session, body): &(String, String, Vec<u8>)| {
@@ -1267,7 +1273,8 @@ mod tests {
             .collect()
     }
 
-    /// Returns a process whose VM 1 leads over HTTP calls and has sent its hello in call 1.
+    /// Returns a process and its VM 1, which leads over HTTP calls. The VM has sent its hello in
+    /// call 1.
     fn calling() -> (FakeHost, VmState<FakeHost>, usize) {
         let host = FakeHost::new();
         let mut leader = VmState::new(host.clone());
@@ -1421,7 +1428,8 @@ mod tests {
 
     // === a proxy that refuses calls ===
 
-    /// Ends requests in some VMs of the process, more requests than the daemon takes at once.
+    /// Ends 512 requests in the VM of each writer. This is the maximum number of observations in a
+    /// message.
     fn requests_end(host: &FakeHost, writers: &mut [observation_ring::ObservationRingWriter]) {
         for (vm_slot, writer) in (10_u16..).zip(writers) {
             let vm = 1_000 + u64::from(vm_slot);
@@ -1497,7 +1505,7 @@ mod tests {
             let mut writers: Vec<_> = (0..8)
                 .map(|_| observation_ring::ObservationRingWriter::default())
                 .collect();
-            // The daemon takes no messages for a time that is too short to count as silence.
+            // The daemon accepts no messages for a time that is too short to count as silence.
             for _ in 0..48 {
                 requests_end(&host, &mut writers);
                 host.pass_ms(100);

@@ -18,8 +18,8 @@ use crate::scrape::extract::{Extraction, PageReading};
 use crate::scrape::http_client::{self, cause};
 use crate::scrape::{MetricsLocation, PAGE_BYTES_MAX};
 
-/// How long a model server may take to answer. The time is longer than in a scrape, because an
-/// operator waits for the answer.
+/// The maximum time that a model server may take to answer. The time is longer than in a scrape,
+/// because an operator waits for the answer.
 const FETCH_MAX: Duration = Duration::from_secs(5);
 
 /// The result of a check; each number is the exit code of the process.
@@ -42,7 +42,7 @@ struct MetricCheck {
     /// The series from which the metric is read.
     name: Option<String>,
     value: Option<String>,
-    /// The features that do not work without it.
+    /// What happens because the metric is missing; `None` if the metric was found.
     consequence: Option<&'static str>,
 }
 
@@ -72,7 +72,7 @@ struct NeededMetric {
     consequence: &'static str,
 }
 
-/// The metrics that a check looks for, in the order printed.
+/// Returns the metrics that a check looks for, in the order in which they are printed.
 fn needed_metrics() -> impl Iterator<Item = NeededMetric> {
     let others = [
         (
@@ -247,8 +247,8 @@ async fn check_endpoint(
                 .ok_or_else(|| format!("unknown engine {name:?}; known are {}", known()))?,
         ],
     };
-    // Fetches the metrics page of each candidate engine, and chooses the engine with the most
-    // metrics found.
+    // The check fetches the metrics page of each candidate engine, and chooses the engine with the
+    // most metrics on its page.
     let mut best: Option<EndpointReport> = None;
     let mut last_error = String::new();
     for spec in candidates {
@@ -353,7 +353,7 @@ fn value(reading: &PageReading, meaning: MetricMeaning) -> Option<String> {
     }
 }
 
-/// Whether the page has a series with that name.
+/// Returns whether the page has a series with that name.
 fn on_page(page: &[u8], name: &str) -> bool {
     page.split(|b| *b == b'\n').any(|line| {
         line.strip_prefix(name.as_bytes())

@@ -2,8 +2,8 @@
 //!
 //! The daemon answers (`POST /debug/explain`) with the same exchange and scheduler as its proxies;
 //! the command sends the question and prints the answer. The daemon does not have the prefix index
-//! of the proxies. So it explains a fresh request as if no endpoint had cached it, and the answer
-//! says so. A decision record contains the cached prefixes of its decision.
+//! of the proxies. So it explains a fresh request as if no endpoint had cached its prompt, and the
+//! answer says so. A decision record contains the cached prefixes of its decision.
 
 mod answer;
 mod table;

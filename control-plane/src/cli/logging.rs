@@ -31,8 +31,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging for the rest of the process. An invalid level is reported and the default is
-/// used.
+/// Starts logging for the rest of the process. If the level is invalid, reports this and uses the
+/// default.
 pub fn init(log: &LogArgs) {
     let LogArgs {
         log_format,

@@ -8,8 +8,8 @@ use std::process::Command;
 
 const PROGRAM: &str = "switchpoint-migrate";
 
-/// Replaces this process by the program that lies beside it or in PATH. Returns only if the program
-/// cannot be started, with the reason.
+/// Replaces this process by the program `switchpoint-migrate`, beside the program of this process
+/// or in PATH. Returns only if the program cannot be started, with the reason.
 #[must_use]
 pub fn run(arguments: Vec<OsString>) -> String {
     let beside = std::env::current_exe()

@@ -27,13 +27,13 @@ use crate::cli::etcd_access::EtcdAccess;
 use crate::cli::logging::LogArgs;
 use crate::scrape::http_client;
 
-/// How often the health of the registered process is checked.
+/// The interval at which the health of the registered process is checked.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The maximum time that a check may take.
+/// The maximum time that a check of the health may take.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How often the metadata of the registered process is read.
+/// The interval at which the metadata of the registered process is read from its URL.
 const METADATA_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The number of failed checks in a row after which the process is not ready. A process may miss
@@ -130,7 +130,7 @@ pub struct RegisterArgs {
 
 // === instances ===
 
-/// Lists instances. With `watch`, prints changes until it is stopped.
+/// Lists instances. With `watch`, prints changes until the future is dropped.
 ///
 /// # Errors
 /// The error says which step failed.
@@ -256,7 +256,7 @@ pub async fn register(args: RegisterArgs) -> Result<(), String> {
         }
     };
     let client = probing_client()?;
-    // Sets the metadata first, so that no process is ready without metadata.
+    // The metadata is set first, so that no process is ready without metadata.
     let mut metadata = match (args.metadata_file, args.metadata_url) {
         (Some(file), _) => MetadataChoice::File(FileWatcher::new(file)),
         (None, Some(url)) => MetadataChoice::Url(url, client.clone()),
@@ -273,7 +273,7 @@ pub async fn register(args: RegisterArgs) -> Result<(), String> {
 /// The source of the metadata.
 enum MetadataChoice {
     File(FileWatcher),
-    /// The process itself, with the client for it.
+    /// The URL at which the process serves its metadata, and the client that fetches it.
     Url(String, reqwest::Client),
     Never,
 }
@@ -300,7 +300,7 @@ async fn keep_ready(handle: &InstanceHandle, probe: Option<String>, client: &req
     }
 }
 
-/// An HTTP client for local requests, without a proxy and without redirects.
+/// Returns an HTTP client for local requests, without a proxy and without redirects.
 fn probing_client() -> Result<reqwest::Client, String> {
     let described = || {
         reqwest::Client::builder()
@@ -313,7 +313,7 @@ fn probing_client() -> Result<reqwest::Client, String> {
 
 impl MetadataChoice {
     /// Sets the first metadata. A file must be valid. A process may still be starting, so this
-    /// waits until the process answers.
+    /// function waits until the process answers.
     async fn first(&mut self, handle: &InstanceHandle) -> Result<(), String> {
         match self {
             Self::File(file) => {

@@ -3,8 +3,8 @@
 
 use super::yaml::{YamlKey, YamlNode, YamlValue};
 
-/// Plugin type, older name, and the path of the newer one. If a file has two older names of one
-/// parameter, the first in this table is used.
+/// The moved parameters: the plugin type, the older name, and the path of the newer name. If a file
+/// has two older names of one parameter, the first in this table is used.
 const MOVED: &[(&str, &str, &[&str])] = &[
     (
         "disagg-profile-handler",
@@ -63,21 +63,21 @@ const MOVED: &[(&str, &str, &[&str])] = &[
 pub struct MovedParameter {
     /// The path of the parameter in the file.
     pub path: String,
-    /// Line, from 1.
+    /// The line number of the parameter. The first line of the file is 1.
     pub line: u64,
     /// The path of the newer name among the parameters.
     pub now: String,
     pub counts: bool,
 }
 
-/// Returns every older name: plugin type, name, and the path of the newer one.
+/// Returns every older name: plugin type, name, and the path of the newer name.
 pub fn moved_names() -> impl Iterator<Item = (&'static str, &'static str, String)> {
     MOVED
         .iter()
         .map(|(plugin_type, older, way)| (*plugin_type, *older, way.join(".")))
 }
 
-/// Whether a parameter of this type has this older name.
+/// Returns whether a parameter of this type has this older name.
 #[must_use]
 pub fn is_older_name(plugin_type: &str, name: &str) -> bool {
     MOVED
@@ -115,7 +115,8 @@ pub fn move_parameters(root: &mut YamlNode) -> Vec<MovedParameter> {
     moved
 }
 
-/// Puts a node at the end of the path, unless a value exists there already or the path is blocked.
+/// Puts a node at the end of the path, unless a value exists at this path already or the path is
+/// blocked.
 fn put(into: &mut YamlValue, way: &[&str], older: &YamlKey, node: YamlNode) -> bool {
     let (YamlValue::Map(entries), Some((name, rest))) = (into, way.split_first()) else {
         return false;

@@ -48,8 +48,8 @@ pub fn hint(text: &str) -> Option<String> {
     ))
 }
 
-/// Whether all further lines are indented deeper than the first line, although the first line is
-/// complete (`key: value`).
+/// Returns whether all further lines are indented deeper than the first line, although the first
+/// line is complete (`key: value`).
 fn is_indented_after_its_first_line(text: &str) -> bool {
     let has_content = |line: &&str| {
         !line.trim().is_empty() && !line.trim_start().starts_with('#') && line.trim_end() != "---"

@@ -35,7 +35,7 @@ struct ConfigReader {
     report: ConfigReport,
     dialect: ConfigDialect,
     plugins: Vec<DeclaredPlugin>,
-    /// Names of the plugins that something refers to.
+    /// The names of the plugins that something refers to.
     referred: BTreeSet<String>,
     /// Whether the feature gate `flowControl` is on.
     flow_control: bool,
@@ -255,7 +255,8 @@ impl ConfigReader {
         if closest(name, names.iter().copied()).is_some() {
             return unknown("plugin name", name, names);
         }
-        // Names the nearest plugin types too: the plugin may be undeclared, or its name misspelt.
+        // The message also names the nearest plugin types, because the plugin may be undeclared, or
+        // its name misspelt.
         let types =
             plugin_types().filter(|plugin_type| fits(PluginRole::from_plugin_type(plugin_type)));
         match closest(name, types) {

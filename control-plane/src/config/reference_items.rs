@@ -7,12 +7,13 @@ use scheduler::registry::{self, PluginKind};
 
 use super::yaml::YamlValue;
 
-/// What is reported about an item of llm-d that is no plugin of Switchpoint.
+/// The report on an item of llm-d that is no plugin of Switchpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ItemSupport {
     /// Switchpoint has this item, but not as a plugin.
     Implemented(&'static str),
-    /// Implemented with the feature gate `flowControl`, without effect otherwise.
+    /// The item is implemented with the feature gate `flowControl`, and has no effect without the
+    /// gate.
     FlowControl(&'static str),
     /// The item has no effect in Switchpoint; the text is the reason.
     NoEffect(&'static str),
@@ -26,15 +27,15 @@ use ItemSupport::{Implemented, NoEffect, Refused};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginRole {
     Scheduling(PluginKind),
-    /// `dataLayer.sources[]`.
+    /// `dataLayer.sources[]` refers to the plugin.
     Source,
-    /// `dataLayer.sources[].extractors[]`.
+    /// `dataLayer.sources[].extractors[]` refers to the plugin.
     Extractor,
-    /// `dataLayer.discovery`.
+    /// `dataLayer.discovery` refers to the plugin.
     Discovery,
-    /// `dataLayer.discovery.peers`.
+    /// `dataLayer.discovery.peers` refers to the plugin.
     Peers,
-    /// `dataLayer.crossReplica`.
+    /// `dataLayer.crossReplica` refers to the plugin.
     Syncer,
     /// No item refers to the plugin: llm-d runs it when it is declared.
     Unreferred,
@@ -45,7 +46,7 @@ pub enum PluginRole {
 pub struct ReferencePlugin {
     pub name: &'static str,
     pub role: PluginRole,
-    /// What is reported about the plugin.
+    /// The report on the plugin.
     pub support: ItemSupport,
 }
 
@@ -158,7 +159,7 @@ pub const FEATURE_GATES: &[(&str, ItemSupport)] = &[
     ),
 ];
 
-/// A parameter that the scheduler does not have, of a plugin type that it has.
+/// A parameter of llm-d that the scheduler does not have, although it has the plugin type.
 #[derive(Clone, Copy, Debug)]
 pub struct LlmdParameter {
     pub plugin_type: &'static str,
@@ -166,7 +167,7 @@ pub struct LlmdParameter {
     /// The values that request the behaviour that Switchpoint always has, in lower case without
     /// hyphens.
     pub usual: &'static [&'static str],
-    /// What is reported about other values.
+    /// The report on all other values.
     pub support: ItemSupport,
 }
 
@@ -227,7 +228,7 @@ pub const PARAMETERS: &[LlmdParameter] = &[
 pub const NO_EFFECT: &str = "no effect: ";
 
 /// The parameters that name another item of the file: plugin type (empty: any), path of the
-/// parameter, and kind of the named item. Each of them leads from a handler to its deciders and
+/// parameter, and kind of the named item. Each reference leads from a handler to its deciders and
 /// profiles, or from a scorer to its producer. No reference leads back, so a cycle always contains
 /// a reference of the wrong kind.
 pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
@@ -376,8 +377,8 @@ impl PluginRole {
         }
     }
 
-    /// Whether a reference may name this type although it is not declared, because llm-d creates
-    /// it.
+    /// Returns whether a reference may name this type although it is not declared, because llm-d
+    /// creates it.
     #[must_use]
     pub fn made_on_demand(self, plugin_type: &str) -> bool {
         match self {

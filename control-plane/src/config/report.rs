@@ -13,7 +13,7 @@ const NAMES_LISTED_MAX: usize = 12;
 /// The output of `check`. By the same report the daemon decides whether it uses a file.
 #[derive(Debug, Default, Serialize)]
 pub struct ConfigReport {
-    /// What Switchpoint does with each item, in the order of the file.
+    /// The items in the order of the file, each with what Switchpoint does with the item.
     pub items: Vec<ConfigItem>,
     /// The errors that make the file invalid.
     pub errors: Vec<ConfigProblem>,
@@ -24,12 +24,12 @@ pub struct ConfigReport {
 pub struct ConfigItem {
     /// The path of the item: `plugins[2].parameters.threshold`.
     pub path: String,
-    /// Line, from 1.
+    /// The line number of the item in the file. The first line is 1.
     pub line: u64,
     /// What Switchpoint does with the item.
     pub status: ItemStatus,
     pub reason: String,
-    /// A substitute, when refused.
+    /// The substitute that the operator can use, if the item is refused.
     pub substitute: Option<String>,
 }
 
@@ -51,13 +51,13 @@ pub enum ItemStatus {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigProblem {
     pub path: String,
-    /// The line, from 1, or 0 if the error concerns the whole file.
+    /// The line number. The first line is 1. The number is 0 if the error concerns the whole file.
     pub line: u64,
     /// The error, with the nearest known name.
     pub message: String,
 }
 
-/// A node with its path, for messages.
+/// A YAML node and its path in the file. Error messages name the path.
 #[derive(Clone, Debug)]
 pub struct LocatedNode<'n> {
     pub path: String,

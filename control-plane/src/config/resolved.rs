@@ -1,5 +1,5 @@
-//! The complete pipeline: the file, its defaults, and implicit plugins. `check` and `/debug/config`
-//! show it.
+//! The complete pipeline: the file, its defaults, and implicit plugins. `switchpointd check` and
+//! `/debug/config` show this pipeline.
 
 use std::fmt::Write;
 
@@ -16,11 +16,11 @@ use super::reference_items::kind_name;
 pub struct ResolvedConfig {
     pub profile_handler: String,
     pub saturation_detector: String,
-    /// Length of the ranked list if a picker sets none.
+    /// The length of the ranked list if a picker sets none.
     pub ranked_max: u32,
     /// The profiles, in the order of the file.
     pub profiles: Vec<ResolvedProfile>,
-    /// Declared plugins in the order of the file, then implicit ones.
+    /// The declared plugins in the order of the file, then the implicit plugins.
     pub plugins: Vec<ResolvedPlugin>,
 }
 
@@ -59,7 +59,7 @@ pub struct ResolvedPlugin {
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedParameter {
     pub name: &'static str,
-    /// The value from the file, else the default; null if there is neither.
+    /// The value from the file, else the default; null if the parameter has neither value.
     pub value: serde_json::Value,
     /// Whether the file sets the parameter.
     pub given: bool,

@@ -39,8 +39,8 @@ pub struct SchemaField {
     /// The type of the value.
     pub shape: SchemaShape,
     pub required: bool,
-    /// What is reported about the field. `None` if the function that reads the field, or the fields
-    /// inside it, report something.
+    /// The report on the field. The value is `None` if the function that reads the field, or the
+    /// entries of the fields inside it, report something.
     pub fate: Option<ItemSupport>,
     /// The only dialect that has the field, and the path of its counterpart in the other dialect
     /// (`""`: none).

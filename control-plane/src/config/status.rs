@@ -7,7 +7,7 @@ use std::time::SystemTime;
 /// The status of one pool's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigStatus {
-    /// The file; `None` means the default pipeline.
+    /// The path of the configuration file; `None` means the default pipeline.
     pub file: Option<Arc<str>>,
     /// The text of the current configuration, where it is known.
     pub text: Option<Arc<str>>,

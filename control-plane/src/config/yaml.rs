@@ -12,7 +12,7 @@ use super::pasted;
 /// A node of the tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct YamlNode {
-    /// Line, from 1.
+    /// The line number of the node. The first line of the file is 1.
     pub line: u64,
     pub value: YamlValue,
 }
@@ -30,10 +30,9 @@ pub enum YamlValue {
     Map(Vec<(YamlKey, YamlNode)>),
 }
 
-/// A key of a map.
 #[derive(Clone, Debug, PartialEq)]
 pub struct YamlKey {
-    /// Line, from 1.
+    /// The line number of the key. The first line of the file is 1.
     pub line: u64,
     pub name: String,
 }
@@ -43,7 +42,7 @@ pub struct YamlKey {
 ///
 /// # Errors
 /// Returns the line where the text stops being valid YAML, and the reason. For a second document,
-/// the line where it starts.
+/// returns the line where it starts.
 pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
     let mut documents = parse_all(text)?.into_iter();
     match (documents.next(), documents.next()) {
@@ -74,11 +73,11 @@ pub fn parse_all(text: &str) -> Result<Vec<YamlNode>, (u64, String)> {
 }
 
 /// The maximum number of nodes that aliases may repeat. Real files repeat some hundred nodes. A
-/// hostile file of 445 bytes repeats a million, which takes 0.3 s.
+/// hostile file of 445 bytes repeats a million nodes, which takes 0.3 s.
 const REPEATED_NODES_MAX: usize = 10_000;
 
-/// Allows numbers that are not finite. The reader of each value refuses them; a refusal here would
-/// hide all other errors.
+/// Returns options that allow numbers that are not finite. The reader of each value refuses such
+/// numbers; a refusal by the parser would hide all other errors.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,

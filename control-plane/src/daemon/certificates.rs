@@ -22,13 +22,15 @@ mod renewal;
 
 use renewal::{TlsPair, WantedCertificate, renew};
 
-/// How often the Secrets are read. Even a certificate that is valid for one day is renewed in time.
+/// The interval at which the Secrets are read. With this interval, even a certificate that is valid
+/// for one day is renewed in time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3_600);
 
-/// How soon the Secrets are read again if one could not be read or written.
+/// The time after which the Secrets are read again, if a Secret could not be read or written.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The annotation with the day when a certificate was made, in days since 1970. The chart reads it.
+/// The annotation with the day when a certificate was made, in days since 1970. The chart reads
+/// this annotation.
 const MADE_ON_DAY: &str = "switchpoint/made-on-day";
 
 /// Renewal of certificates in Kubernetes.
@@ -146,8 +148,8 @@ impl CertificateRenewal {
         }
     }
 
-    /// Renews the certificate in a Secret if it is due. Reads the CA in any case, so that a missing
-    /// permission shows before it is needed.
+    /// Renews the certificate in a Secret if it is due. Reads the CA even if no certificate is due,
+    /// so that a missing permission is noticed before a renewal.
     async fn check(&self, leaf: &RenewedSecret) -> Result<bool, String> {
         let of_ca = |why: String| format!("{}: {why}", self.ca);
         let authority = self.secrets.read(&self.ca).await.map_err(of_ca)?;

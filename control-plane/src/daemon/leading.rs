@@ -24,12 +24,14 @@ use crate::state::life::unix_ms;
 use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::SavedState;
 
-/// Read-ahead of one stream of the state listener, in bytes. A message may be larger, because the
-/// daemon makes room while it reads. Messages beyond the rate of an origin stay unread for seconds.
+/// The maximum number of bytes that the daemon reads ahead on one stream of the state listener. A
+/// message may be larger, because the daemon makes room while it reads. Messages beyond the rate of
+/// an origin stay unread for seconds.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 
-/// Read-ahead of one connection of the state listener, in bytes: a state stream and an EDS stream.
-/// An origin may have hundreds of connections, so each must take little.
+/// The maximum number of bytes that the daemon reads ahead on one connection of the state listener,
+/// which has a state stream and an EDS stream. An origin may have hundreds of connections, so each
+/// connection must take little memory.
 const CONNECTION_WINDOW_BYTES: u32 = 2 * STREAM_WINDOW_BYTES;
 
 /// The tasks of a leading daemon, in addition to those of its [`StandbyDaemon`].
@@ -198,8 +200,9 @@ mod tests {
     proptest! {
         #[test]
         fn each_term_is_larger_than_all_before_it(takeovers in prop::collection::vec((0_usize..3, any::<u32>()), 1..40), shared_file: bool) {
-            // The terms that each daemon knows, and its file. With a shared file the clocks may be
-            // wrong. Without one they must agree.
+            // `known` has the newest term that each daemon knows, and `file` the term in the file
+            // that daemons may share. With a shared file the clocks may be wrong. Without a shared
+            // file the clocks must agree.
             let mut known = [0_u64; 3];
             let mut file = None;
             let mut newest = 0_u64;

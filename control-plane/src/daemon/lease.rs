@@ -4,9 +4,9 @@
 //! change of the leader. A standby serves no proxy: its state listener is closed. When a standby
 //! gets the lease, its term is newer than all earlier terms, so proxies accept its state. The new
 //! leader uses its own slots, generations and hash secret. With a snapshot file on a shared volume,
-//! it uses those of the previous leader. Until its state listener is open, proxies pick as if there
-//! were no daemon. A daemon that loses the lease closes the state listener, stands by, and
-//! campaigns again.
+//! the new leader uses the values of the previous leader. Until the new leader's state listener is
+//! open, proxies pick as if there were no daemon. A daemon that loses the lease closes the state
+//! listener, stands by, and campaigns again.
 
 use std::sync::Arc;
 
@@ -161,7 +161,7 @@ impl LeaderLease {
     }
 }
 
-/// Stands by until this daemon holds `lease`; without one it leads at once.
+/// Stands by until this daemon holds `lease`. Returns immediately if there is no lease.
 ///
 /// # Errors
 /// Returns [`FatalError::CampaignEnded`] if the campaign ended without the lease.
@@ -172,7 +172,7 @@ pub async fn won(lease: &mut Option<LeaderLease>) -> Result<(), FatalError> {
     }
 }
 
-/// Waits for the loss of `lease`; waits forever if there is none.
+/// Waits for the loss of `lease`; waits forever if there is no lease.
 pub async fn lost(lease: &mut Option<LeaderLease>) {
     match lease {
         Some(lease) => lease.lost().await,

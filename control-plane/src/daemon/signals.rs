@@ -4,8 +4,8 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Receives signals as soon as it is created. A signal that arrives while the daemon starts is kept
-/// and handled later. Such a signal does not kill the process.
+/// A receiver of signals, which works from its creation on. A signal that arrives while the daemon
+/// starts is kept and handled later. Such a signal does not kill the process.
 #[derive(Debug)]
 pub struct SignalWatch {
     terminate: Signal,
@@ -26,7 +26,7 @@ impl SignalWatch {
         })
     }
 
-    /// Waits for a signal and returns its name. Cancel-safe.
+    /// Waits for a signal and returns its name. The call is cancel-safe.
     pub async fn received(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

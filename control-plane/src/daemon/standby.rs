@@ -1,8 +1,9 @@
-//! The part of the daemon that runs with and without the lease. It follows the pools, scrapes their
-//! endpoints, answers ext_proc and probes, and learns.
+//! The part of the daemon that runs with and without the lease. This part follows the pools,
+//! scrapes their endpoints, answers ext_proc and probes, and learns.
 //!
-//! A standby has its own slots, generations and hash secret. Only its ext_proc server uses them
-//! until the daemon leads. Generations are random, so two daemons have different ones.
+//! A standby has its own slots, generations and hash secret. Until the daemon leads, only its
+//! ext_proc server uses these values. Generations are random, so two daemons have different
+//! generations.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

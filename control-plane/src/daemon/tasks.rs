@@ -6,8 +6,8 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::shutdown::{self, Shutdown, ShutdownTrigger};
 
-/// The maximum time that tasks may take to stop. Streams end at once; only a scrape or a disk write
-/// takes time.
+/// The maximum time that tasks may take to stop. Streams end immediately; only a scrape or a disk
+/// write takes time.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Tasks with one shutdown signal. No task should end before the signal.
@@ -42,7 +42,7 @@ impl TaskGroup {
         })
     }
 
-    /// Waits until a task ends and returns its name. Cancel-safe.
+    /// Waits until a task ends and returns its name. The call is cancel-safe.
     pub async fn task_ended(&mut self) -> &'static str {
         match self.tasks.join_next().await {
             Some(Ok(name)) => name,

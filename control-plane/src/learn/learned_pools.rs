@@ -39,14 +39,14 @@ impl LearnedPools {
         self.learners.get()?.report(pool)
     }
 
-    /// Queues the observations of a process. Never waits.
+    /// Queues the observations of a process. The call never waits.
     pub fn observed(&self, process_id: u64, origin: &Origin, observations: state::Observations) {
         if let Some(learners) = self.learners.get() {
             learners.enqueue(process_id, origin, observations);
         }
     }
 
-    /// Queues the learned models that a proxy has, if the daemon lacks them. Never waits.
+    /// Queues the learned models that a proxy has, if the daemon lacks them. The call never waits.
     pub fn claimed(&self, origin: &Origin, models: state::LearnedModels) {
         if let Some(learners) = self.learners.get() {
             learners.enqueue_models(origin, models);

@@ -8,9 +8,9 @@
 //! directory: {path: /run/switchpoint, namespace: dynamo, components: [{name: decode}]}
 //! ```
 //! The key `metadata` has three values: `preferred` (metadata is fetched, but an instance without
-//! it is routed too), `required`, and `ignored`. The default for an InferencePool is `ignored`,
-//! because its pods are plain model servers. A component's `role` becomes the label that the
-//! disaggregation plugins read.
+//! metadata gets requests too), `required`, and `ignored`. The default for an InferencePool is
+//! `ignored`, because its pods are plain model servers. A component's `role` becomes the label that
+//! the disaggregation plugins read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -76,7 +76,8 @@ pub struct KubernetesSource {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct InferencePoolSource {
-    // The key `namespace` means the same, because an InferencePool has only a Kubernetes namespace.
+    // The key `namespace` is an alias of `kubeNamespace`, because an InferencePool has only a
+    // Kubernetes namespace.
     #[serde(alias = "namespace")]
     kube_namespace: Option<String>,
     name: String,
@@ -135,7 +136,8 @@ enum ApiVersion {
     V1Alpha2,
 }
 
-/// Opens a discovery source without waiting for its backend. Must be called in a Tokio runtime.
+/// Opens a discovery source without waiting for its backend. The caller must run in a Tokio
+/// runtime.
 ///
 /// # Errors
 /// Fails if a setting is invalid, or if the client configuration for Kubernetes is missing.

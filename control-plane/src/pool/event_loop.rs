@@ -21,11 +21,11 @@ use crate::shutdown::Shutdown;
 use crate::state::pool_views::PoolTable;
 use crate::state::proxies::ProxyTables;
 
-/// How often departures and staleness are checked; both are measured in seconds.
+/// The interval at which departures and staleness are checked. Both are measured in seconds.
 const AGEING_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The shortest time between two publications with new metrics only. The time is half of the
-/// interval of messages to a proxy, so that it adds little to the age of metrics.
+/// interval of messages to a proxy, so that the wait adds little to the age of metrics.
 const METRICS_PUBLISH_INTERVAL: Duration = Duration::from_millis(25);
 
 /// The maximum number of scrape events that wait: one for each endpoint of a full pool. A full
@@ -40,7 +40,7 @@ pub struct AdoptionSender(mpsc::Sender<Adoption>);
 #[derive(Debug)]
 pub struct Adoption {
     endpoints: Vec<(EndpointRef, Instance)>,
-    /// Answered after the pool has published these endpoints.
+    /// The channel that gets a message after the pool has published these endpoints.
     done: oneshot::Sender<()>,
 }
 
@@ -53,7 +53,7 @@ pub struct PoolFeed {
     /// The updates that proxies acknowledged.
     pub proxies: Arc<ProxyTables>,
     pub targets: watch::Sender<Arc<[ScrapeTarget]>>,
-    /// How the metrics of endpoints are found.
+    /// The rules for finding the metrics of endpoints.
     pub scraping: MetricsDiscovery,
     /// The pool's configuration file, if it has one.
     pub config: Option<ConfigFile>,

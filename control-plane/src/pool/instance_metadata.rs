@@ -12,8 +12,8 @@ use crate::scrape::BASE_MODELS_MAX;
 /// The limit is a quarter of the largest message to a proxy, as for objects.
 pub const MODEL_NAMES_BYTES_MAX: usize = 1 << 20;
 
-/// The attribute with the maximum number of requests that an engine runs at once (`max_num_seqs` of
-/// its runtime config).
+/// The attribute with the maximum number of requests that an engine runs at the same time
+/// (`max_num_seqs` of its runtime config).
 const SEQUENCES_MAX: &str = scheduler::SEQUENCES_MAX_ATTRIBUTE;
 
 /// The attribute with the maximum number of tokens in one batch.
@@ -22,7 +22,8 @@ const BATCHED_TOKENS_MAX: &str = "max_num_batched_tokens";
 /// The metadata of an instance that picking uses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InstanceMetadata {
-    /// Models that the instance serves, sorted; empty if it names none.
+    /// The models that the instance serves, sorted. The list is empty if the instance names no
+    /// model.
     pub models: Arc<[Box<str>]>,
     kv_blocks: Option<u32>,
     kv_block_tokens: Option<u32>,

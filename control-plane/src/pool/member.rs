@@ -11,13 +11,13 @@ use super::clock::WallAndMonotonic;
 use super::instance_metadata::InstanceMetadata;
 
 /// The minimum time between two restarts of an endpoint's engine that change its generation. Each
-/// change costs all proxies a pool update. Engines take longer to start.
+/// change costs all proxies a pool update. Engines take longer than this to start.
 const RESTART_INTERVAL_MIN: Duration = Duration::from_secs(10);
 
 /// An endpoint in the pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolMember {
-    /// Slot and generation.
+    /// The slot and the generation.
     pub id: EndpointRef,
     /// The instance that discovery reports.
     pub instance: Arc<Instance>,
@@ -44,9 +44,9 @@ pub struct PoolMember {
 /// The restarts of an endpoint's engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct EngineRestarts {
-    /// When the last restart changed the generation.
+    /// The time when the last restart changed the generation.
     changed_at: Option<Instant>,
-    /// Whether the engine has restarted since then.
+    /// Whether the engine has restarted since `changed_at`.
     pub(super) is_due: bool,
 }
 
@@ -82,7 +82,7 @@ pub enum Absence {
     Departing(EndpointRef),
     /// All slots are taken. The endpoint joins when a slot becomes free.
     NoFreeSlot,
-    /// The names of its models exceed the limit of the pool.
+    /// The names of the endpoint's models exceed the limit of the pool.
     TooManyModels,
     /// Discovery does not confirm that the endpoint is ready, and the endpoint does not answer its
     /// scrapes or has been unconfirmed for too long.
@@ -112,8 +112,9 @@ impl PoolMember {
         }
     }
 
-    /// Returns the models that the endpoint serves: those of its metadata, with its adapters. Empty
-    /// if the metadata names no model, which means that the endpoint serves any model.
+    /// Returns the models that the endpoint serves: the models of its metadata, and its adapters.
+    /// The list is empty if the metadata names no model, which means that the endpoint serves any
+    /// model.
     #[must_use]
     pub fn models(&self) -> Arc<[Box<str>]> {
         if self.adapters_fit {
@@ -140,8 +141,8 @@ impl PoolMember {
 // === impl EngineRestarts ===
 
 impl EngineRestarts {
-    /// Whether a restart changes the generation now. If it comes too soon after the last one, it is
-    /// due later.
+    /// Returns whether a restart changes the generation now. If the restart comes too soon after
+    /// the last change, a change is due later.
     pub(super) fn may_change(&mut self, endpoint: &str, now: Instant) -> bool {
         let is_too_soon = self
             .changed_at

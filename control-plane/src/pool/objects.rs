@@ -12,9 +12,9 @@
 //! `poolRef` names its `InferencePool`, or the pool itself if it has no InferencePool. Objects that
 //! name no pool of this daemon have no effect; the daemon warns about them.
 //!
-//! If two objects have the same name, the older one is used. The age is that of
-//! `metadata.creationTimestamp`. Objects in files may lack it. They then count as younger than all
-//! others, ordered by file name and document.
+//! If two objects have the same name, the older one is used. The age is given by
+//! `metadata.creationTimestamp`. Objects in files may lack this field. Such objects count as
+//! younger than all others, ordered by file name and document.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -111,7 +111,7 @@ pub struct PoolObjects {
     pub elsewhere: BTreeMap<String, usize>,
     /// Objects whose pool this daemon does not serve, counted by the name of that pool.
     pub without_pool: BTreeMap<String, usize>,
-    /// Objectives and models that have no effect because an older one has the same name.
+    /// Objectives and models that have no effect because an older object has the same name.
     pub shadowed: Vec<String>,
 }
 
@@ -259,8 +259,8 @@ impl ObjectsFile {
         }
     }
 
-    /// Waits for new objects; the first call returns the current ones. An error says why the
-    /// objects cannot be used. Cancel-safe.
+    /// Waits for new objects; the first call returns the current objects. An error says why the
+    /// objects cannot be used. The call is cancel-safe.
     pub async fn changed(&mut self) -> Result<PoolObjects, String> {
         loop {
             let found = self.next().await;
@@ -372,8 +372,8 @@ fn select(mut objects: Vec<PoolObject>, selection: &ObjectSelection) -> PoolObje
         served,
         strict_models,
     } = selection;
-    // Kubernetes' timestamps sort as text. The sort is stable, so the order of files decides the
-    // rest.
+    // Kubernetes' timestamps sort as text. The sort is stable, so the order of files decides
+    // between equal times.
     objects.sort_by_key(|object| (object.created.is_none(), object.created.clone()));
     let mut found = PoolObjects {
         spec: ObjectsSpec {
@@ -419,7 +419,7 @@ fn select(mut objects: Vec<PoolObject>, selection: &ObjectSelection) -> PoolObje
     found
 }
 
-/// Whether the text is a file of objects rather than a configuration, judged by its first `kind`.
+/// Returns whether the text is a file of objects, not a configuration. The first `kind` decides.
 #[must_use]
 pub fn holds_objects(text: &str) -> bool {
     let kinds = text.lines().filter_map(|line| {
@@ -444,7 +444,7 @@ impl PoolName {
         }
     }
 
-    /// Whether the object names this pool. An object in a file needs no namespace.
+    /// Returns whether the object names this pool. An object in a file needs no namespace.
     fn is_named_by(&self, object: &PoolObject) -> bool {
         let here = self
             .namespace

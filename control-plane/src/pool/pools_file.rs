@@ -10,8 +10,8 @@
 //! - {name: mixtral, inferencePool: {namespace: prod, name: mixtral}, objectsKubernetes: true}
 //! ```
 //! The file is read once, at start, because adding or removing a pool changes Envoy's configuration
-//! anyway. The files named in it are read again when they change. Relative paths start at the
-//! daemon's working directory, as on the command line.
+//! anyway. The files that this file names are read again when they change. Relative paths start at
+//! the daemon's working directory, as on the command line.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -30,11 +30,9 @@ pub const POOLS_MAX: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSource {
     pub name: String,
-    /// The source of the pool's endpoints.
     pub endpoints: EndpointsSource,
     /// The configuration file of the pool, if any.
     pub config: Option<PathBuf>,
-    /// The source of the pool's objects.
     pub objects: ObjectsSource,
 }
 
@@ -89,8 +87,8 @@ struct PoolEntry {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum ObjectsKubernetes {
-    /// `true`: objects come from the namespace of the endpoints. `false`: they do not come from
-    /// Kubernetes.
+    /// With `true`, objects come from the namespace of the endpoints. With `false`, objects do not
+    /// come from Kubernetes.
     There(bool),
     /// Objects come from this namespace.
     Namespace(String),

@@ -21,15 +21,15 @@ use crate::state::reports::ScraperHandle;
 use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::SavedPool;
 
-/// How long start-up waits for the first objects from a cluster. A reachable API server answers
-/// within milliseconds.
+/// The maximum time that start-up waits for the first objects from a cluster. A reachable API
+/// server answers within milliseconds.
 const FIRST_OBJECTS_WAIT: Duration = Duration::from_secs(3);
 
 /// The scrape settings of all pools.
 #[derive(Clone, Debug)]
 pub struct ScrapeSettings {
     pub scraper: ScrapeConfig,
-    /// Metrics older than this are unknown.
+    /// The age above which metrics are unknown.
     pub staleness_max: Duration,
 }
 
@@ -185,8 +185,8 @@ async fn first_objects(
         let mut objects = ObjectsFile::in_cluster(namespace, pool.into(), selection)
             .await
             .map_err(FatalError::Usage)?;
-        // Starts without objects if the cluster does not answer, because requests must not wait for
-        // it.
+        // The pool starts without objects if the cluster does not answer, because requests must not
+        // wait for the cluster.
         let found = tokio::time::timeout(FIRST_OBJECTS_WAIT, objects.changed()).await;
         match found.unwrap_or_else(|_| Err("no answer yet".to_owned())) {
             Ok(found) => (objects, found),

@@ -14,7 +14,7 @@ use crate::config::ConfigStatus;
 /// The set of hosts that Envoy may connect to: members and departing endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EdsSet {
-    /// Grows with each change of the set, and is never 0.
+    /// A number that grows with each change of the set, and is never 0.
     pub revision: u64,
     /// The hosts, sorted.
     pub addresses: Arc<[SocketAddr]>,
@@ -25,18 +25,18 @@ pub struct EdsSet {
 #[derive(Clone, Debug)]
 pub struct PoolView {
     pub name: Arc<str>,
-    /// Grows with each change of members, pipeline or objects, and is never 0.
+    /// A number that grows with each change of members, pipeline or objects, and is never 0.
     pub revision: u64,
     /// The endpoints that may be picked, by slot.
     pub members: Arc<[PoolMember]>,
-    /// Metrics, parallel to `members`.
+    /// The metrics of `members`, in the same order.
     pub metrics: Arc<[EndpointMetrics]>,
-    /// Grows with each change of `metrics`.
+    /// A number that grows with each change of `metrics`.
     pub metrics_revision: u64,
     pub pipeline: Arc<PipelineSpec>,
-    /// Models, rewrites and objectives.
+    /// The models, rewrites and objectives of the pool.
     pub objects: Arc<ObjectsSpec>,
-    /// Metrics older than this are unknown.
+    /// The age above which metrics are unknown.
     pub staleness_max: Duration,
     pub eds: EdsSet,
     /// Known endpoints that must not be picked.
@@ -54,8 +54,8 @@ pub struct SourceStatus {
     pub complete: bool,
     /// Whether discovery has sent a complete set since the start.
     pub synced: bool,
-    /// The reason why discovery cannot read its source now. The last set stays in force. `None` if
-    /// discovery can read the source.
+    /// The reason why discovery cannot read its source now. The last set stays in force. The value
+    /// is `None` if discovery can read the source.
     pub discovery_error: Option<String>,
     pub config: ConfigStatus,
     pub objects: ConfigStatus,

@@ -5,7 +5,7 @@
 //! is published only when something changed.
 //!
 //! When discovery reports an endpoint, the endpoint gets the lowest free slot and a new generation.
-//! When discovery removes an endpoint, the pool update loses the endpoint at once. The endpoint
+//! When discovery removes an endpoint, the pool update loses the endpoint immediately. The endpoint
 //! keeps its slot and stays in EDS as *departing* until every connected proxy has acknowledged a
 //! pool update without it, or [`ACK_WAIT_MAX`] has passed. So nothing is recorded under a slot that
 //! already belongs to another endpoint, and no ranked list names a host that Envoy has removed.
@@ -36,8 +36,8 @@ use crate::config::ConfigStatus;
 use crate::pool::objects::PoolObjects;
 use crate::scrape::ScrapeEvent;
 
-/// The minimum time that a removed endpoint stays in EDS. A ranked list from a pick just before may
-/// still name it in a retry.
+/// The minimum time that a removed endpoint stays in EDS. A retry may still use a ranked list from
+/// a pick just before the removal.
 pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
 
 /// The maximum time to wait for the acknowledgement of a removal. A proxy that is silent for this
@@ -78,11 +78,11 @@ pub struct PoolSettings {
     pub pipeline: PipelineSpec,
     /// The configuration file, if any.
     pub config_file: Option<Arc<str>>,
-    /// The objects in use until others are read.
+    /// The objects in use until other objects are read.
     pub objects: PoolObjects,
     /// The source of the objects, if any.
     pub objects_file: Option<Arc<str>>,
-    /// Metrics older than this are unknown.
+    /// The age above which metrics are unknown.
     pub staleness_max: Duration,
     pub generation_first: u32,
 }
@@ -155,7 +155,7 @@ impl Pool {
         }
     }
 
-    /// Applies a new configuration, or records why the newest one cannot be used.
+    /// Applies a new configuration, or records why the newest configuration cannot be used.
     pub fn configure(&mut self, config: Result<PipelineSpec, String>, now: WallAndMonotonic) {
         self.touched = true;
         match config {
@@ -183,7 +183,7 @@ impl Pool {
         self.touched = true;
     }
 
-    /// Applies new objects, or records why the newest ones cannot be used.
+    /// Applies new objects, or records why the newest objects cannot be used.
     pub fn set_objects(&mut self, objects: Result<PoolObjects, String>, now: WallAndMonotonic) {
         self.touched = true;
         match objects {
@@ -341,7 +341,8 @@ impl Pool {
         }
     }
 
-    /// Whether no endpoint is leaving the pool update or EDS. Otherwise [`Self::settle`] has work.
+    /// Returns whether no endpoint is leaving the pool update or EDS. Otherwise [`Self::settle`]
+    /// has work.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.departing.is_empty() && self.hosts.is_settled()
@@ -891,7 +892,7 @@ mod tests {
             let mut ms = 0;
             let mut last = None::<PoolView>;
             let mut owner: BTreeMap<Generation, (Slot, SocketAddr)> = BTreeMap::new();
-            let mut others = 1_000_000; // the generations of other daemons
+            let mut others = 1_000_000; // The generations of other daemons begin here.
             for step in steps {
                 let id = |i: usize| last.as_ref().and_then(|v| v.members.get(i)).map(|m| m.id);
                 let now = at(origin, ms);

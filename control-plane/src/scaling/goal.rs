@@ -21,7 +21,7 @@ const KEYS: [&str; 9] = [
     "maxReplicas",
 ];
 
-/// A trigger that was read.
+/// The group and the goal that the metadata of a trigger names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalingRequest {
     pub pool: String,
@@ -137,7 +137,7 @@ impl ScalingRequest {
     }
 }
 
-/// Whether this is one of [`KEYS`] in another spelling. Other keys may belong to KEDA.
+/// Returns whether this is one of [`KEYS`] in another spelling. Other keys may belong to KEDA.
 fn is_misspelt(key: &str) -> bool {
     let plain = |key: &str| key.replace(['-', '_'], "").to_ascii_lowercase();
     !KEYS.contains(&key) && KEYS.iter().any(|known| plain(known) == plain(key))

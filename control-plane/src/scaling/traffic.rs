@@ -1,7 +1,8 @@
 //! The traffic of each group of endpoints, by the owner of the proxies that report it.
 //!
-//! What an owner reports affects only its own mean request and its own demand. So no owner makes
-//! the requests of others seem cheap, and what it reported goes when it has no requests any more.
+//! The reports of an owner affect only its own mean request and its own demand. So no owner makes
+//! the requests of others seem cheap. When an owner has no requests any more, its reports lose
+//! their effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +14,12 @@ use crate::pool::writer::PoolView;
 use crate::state::counters::{EndedRequests, OWNERS_MAX, PoolArrivals};
 use crate::state::peer::Origin;
 
-/// How long the mean request of an owner is used after its last requests, while others have
-/// requests, in seconds.
+/// The time for which the mean request of an owner is used after its last requests, while other
+/// owners have requests, in seconds.
 const OWNER_KEPT_S: f64 = 600.0;
 
-/// The maximum requests, and tokens of each kind, that an owner has in a second: more than the
-/// largest pool serves. Without a maximum, one false number would hide all later ones.
+/// The maximum number of requests, and of tokens of each kind, that an owner has in a second. The
+/// largest pool serves less. Without a maximum, one false number would hide all later numbers.
 const REQUESTS_PER_S_MAX: f64 = 1e6;
 const TOKENS_PER_S_MAX: f64 = 1e9;
 
@@ -44,7 +45,7 @@ pub(super) struct GroupTraffic {
 struct OwnerTraffic {
     totals: TrafficTotals,
     window: TrafficWindow,
-    /// The time of its last requests, in seconds.
+    /// The time of the owner's last requests, in seconds.
     active_s: f64,
 }
 
@@ -103,7 +104,7 @@ impl GroupTraffic {
         self.owners.values().map(mix).collect()
     }
 
-    /// Whether the records cover a time that is long enough to notice arrivals.
+    /// Returns whether the records cover a time that is long enough to notice arrivals.
     pub(super) fn is_measured(&self) -> bool {
         self.silent.is_measured()
     }
@@ -131,7 +132,7 @@ impl GroupTraffic {
         of_owner.active_s = at_s;
     }
 
-    /// Records the totals of each owner, and forgets those that have had no requests for long.
+    /// Records the totals of each owner, and forgets the owners that have had no requests for long.
     fn record(&mut self, at_s: f64) {
         let active_s = |owner: &OwnerTraffic| owner.active_s;
         let newest = self.owners.values().map(active_s).fold(0.0, f64::max);
@@ -195,8 +196,8 @@ fn arrived(picked: &BTreeMap<GroupKey, u64>, key: &GroupKey) -> u64 {
     }
 }
 
-/// Returns the ended requests for these models. Returns all if the list is empty, or if no ended
-/// request was for a listed model.
+/// Returns the ended requests for these models. Returns all ended requests if the list is empty, or
+/// if no ended request was for a listed model.
 fn ended(arrivals: &PoolArrivals, models: &[Box<str>]) -> EndedRequests {
     let sum = |rows: &mut dyn Iterator<Item = &EndedRequests>| {
         rows.fold(EndedRequests::default(), |sum, row| sum.with(*row))

@@ -5,8 +5,8 @@
 //! as the queue depth, has several metric names in order of preference, newest first. The first
 //! name found on a page is used. The scale of KV-cache utilization is configured, because it cannot
 //! be guessed from a value: 0.5 may be half full or half a per cent. A configured engine replaces
-//! the built-in engine with the same name. Its format is that of `engineConfigs` of llm-d's
-//! `core-metrics-extractor`.
+//! the built-in engine with the same name. The format of a configured engine is that of
+//! `engineConfigs` of llm-d's `core-metrics-extractor`.
 
 mod built_in;
 mod config;
@@ -20,13 +20,13 @@ use self::built_in::{BuiltInEngine, TABLE};
 pub use self::config::{CustomMetric, EngineConfig};
 use super::metric_spec::{InvalidMetricSpec, MetricSpec};
 
-/// Endpoint label that names the engine.
+/// The endpoint label that names the engine.
 pub const ENGINE_LABEL: &str = "llm-d.ai/engine-type";
 
-/// The former name of the label.
+/// The former name of [`ENGINE_LABEL`].
 pub const ENGINE_LABEL_OLDER: &str = "inference.networking.k8s.io/engine-type";
 
-/// Engine of an endpoint without a label.
+/// The engine of an endpoint without a label.
 pub const DEFAULT_ENGINE: &str = "vllm";
 
 /// The longest key of a custom metric, in bytes. The key is sent with the value of every endpoint.
@@ -37,11 +37,13 @@ pub const METRICS_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricMeaning {
-    /// A number that the scheduler uses. Its definition says how several series become one number.
+    /// A number that the scheduler uses. The definition of the number says how several series
+    /// become one number.
     Number(&'static MetricDefinition),
-    /// LoRA adapters, in labels. The value is a timestamp, and the newest series is used.
+    /// The LoRA adapters, in labels of a series. The value of the series is a timestamp, and the
+    /// newest series is used.
     Lora,
-    /// Start of the process, in Unix seconds. If there are several series, the latest start is
+    /// The start of the process, in Unix seconds. If there are several series, the latest start is
     /// used.
     ProcessStart,
     /// A counter, which only grows while the engine runs. The values of several series are added.
@@ -52,7 +54,7 @@ pub enum MetricMeaning {
     /// [`Self::PromptTokens`].
     CachedTokens,
     /// A configured metric, by its position in the sorted keys. If there are several series, the
-    /// last one is used.
+    /// last series is used.
     Custom(usize),
 }
 
@@ -63,25 +65,25 @@ pub(super) type FamilySet = u64;
 pub(super) struct EngineMetric {
     pub(super) meaning: MetricMeaning,
     pub(super) spec: MetricSpec,
-    /// The label to read the value from. `None` means the value of the sample.
+    /// The label from which the value is read. `None` means the value of the sample.
     pub(super) label: Option<Box<str>>,
 }
 
 /// The metrics that are read from the page of one engine.
 #[derive(Clone, Debug)]
 pub struct EngineSpec {
-    /// Name of the engine, as in the endpoint label.
+    /// The name of the engine, as in the endpoint label.
     pub name: Box<str>,
-    /// Path of the engine's metrics, unless the endpoint sets another.
+    /// The path of the engine's metrics, unless the endpoint sets another path.
     pub metrics_path: &'static str,
-    /// Port of the metrics, if it is not the port for requests.
+    /// The port of the metrics, if it is not the port for requests.
     pub metrics_port: Option<u16>,
     pub(super) kv_scale: f64,
     pub(super) shard_labels: &'static [&'static str],
     pub(super) part_label: Option<&'static str>,
-    /// Metrics with the same meaning are in order of preference.
+    /// The metrics of the engine. Metrics with the same meaning are in order of preference.
     pub(super) metrics: Vec<EngineMetric>,
-    /// Sorted keys; [`MetricMeaning::Custom`] is an index into them.
+    /// The sorted keys of custom metrics; [`MetricMeaning::Custom`] is an index into them.
     pub(super) custom_keys: Vec<Box<str>>,
 }
 
@@ -126,8 +128,9 @@ pub enum InvalidEngine {
     UnknownDefault(String),
 }
 
-/// Every process with a Prometheus client library reports this metric, except Python in
-/// multi-process mode (SGLang, vLLM with several API servers).
+/// The metric with the start time of the process. Every process with a Prometheus client library
+/// reports this metric, except Python in multi-process mode (SGLang, vLLM with several API
+/// servers).
 const PROCESS_START: &str = "process_start_time_seconds";
 
 impl EngineTable {
@@ -135,7 +138,7 @@ impl EngineTable {
     /// `default_engine` and `label` mean [`DEFAULT_ENGINE`] and [`ENGINE_LABEL`].
     ///
     /// # Errors
-    /// [`InvalidEngine`] names the engine and the field.
+    /// Returns [`InvalidEngine`], which names the engine and the field.
     pub fn try_new(
         configs: &[EngineConfig],
         default_engine: &str,

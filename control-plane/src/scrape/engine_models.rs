@@ -24,12 +24,12 @@ pub(super) const MODELS_BYTES_MAX: usize = 1024 * 1024;
 /// [`READ_AFTER`].
 pub(super) const MODELS_DEADLINE: Duration = Duration::from_millis(300);
 
-/// How long a list is considered current. Adapters come and go without a restart. Until the list is
-/// read again, a new adapter is served only where requests use it.
+/// The time for which a list counts as current. Adapters come and go without a restart. Until the
+/// list is read again, a new adapter is served only where requests use it.
 const READ_AFTER: Duration = Duration::from_secs(10);
 
-/// How soon a list is read again if it lacks an adapter in use. If the engine does not list all its
-/// adapters, reading the list at once would mean reading it with every scrape.
+/// The time after which a list is read again if it lacks an adapter in use. Without this time, a
+/// list that never contains all adapters would be read with every scrape.
 const READ_SOON: Duration = Duration::from_secs(1);
 
 /// The maximum number of names of a base model, and the maximum length of a name in bytes. The
@@ -37,14 +37,15 @@ const READ_SOON: Duration = Duration::from_secs(1);
 pub(crate) const BASE_MODELS_MAX: usize = 16;
 const NAME_BYTES_MAX: usize = 256;
 
-/// The models of an engine, and when its list was read.
+/// The models of an engine, and the time when its list was read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EngineModels {
     /// The names of the base model in the list.
     base: Arc<[Box<str>]>,
     /// The adapters, sorted; at most [`MODELS_MAX`].
     adapters: Arc<[Box<str>]>,
-    /// Whether the engine lists its adapters. If not, the adapters are those that were in use.
+    /// Whether the engine lists its adapters. If the engine does not list them, `adapters` has the
+    /// adapters that were in use.
     is_listed: bool,
     read_at: Option<Instant>,
 }
@@ -67,8 +68,8 @@ struct ListedModel {
 impl EngineModels {
     /// Applies a list of models. `labelled` is the model that the metrics name. An engine that does
     /// not fill in `parent` may list adapters like base models. So if `labelled` is in the list, a
-    /// name with other weights than `labelled` is an adapter. If there is no list, or an invalid
-    /// one, the known models stay.
+    /// name with other weights than `labelled` is an adapter. Without a valid list, the known
+    /// models stay.
     pub(super) fn read(&mut self, list: Option<&[u8]>, labelled: &[Box<str>]) {
         self.read_at = Some(Instant::now());
         let list = list.and_then(|list| serde_json::from_slice::<ModelList>(list).ok());
@@ -97,15 +98,15 @@ impl EngineModels {
         self.is_listed = true;
     }
 
-    /// Whether the list has to be read, for the first time or again.
+    /// Returns whether the list has to be read, for the first time or again.
     pub(super) fn is_due(&self, lora: &LoraMetrics) -> bool {
         let is_short = self.is_listed && in_use(lora).any(|name| !self.knows(name));
         self.read_at
             .is_none_or(|at| at.elapsed() >= if is_short { READ_SOON } else { READ_AFTER })
     }
 
-    /// Adds the names of the base model to those of the metrics, and remembers the adapters in use
-    /// if no list contains them.
+    /// Adds the names of the base model to the names in the metrics, and remembers the adapters in
+    /// use if no list contains them.
     pub(super) fn add_to(&mut self, lora: &mut LoraMetrics) {
         let new: Vec<Box<str>> = in_use(lora)
             .filter(|name| !self.is_listed && !self.knows(name))
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn names_without_a_parent_are_of_the_base_model_and_others_are_adapters() {
-        // The cards of vLLM 0.32, shortened.
+        // The list has the cards of vLLM 0.32, shortened.
         let list = r#"{"object":"list","data":[
             {"id":"llama","object":"model","owned_by":"vllm","root":"/models/llama","parent":null,"max_model_len":8192},
             {"id":"chat","object":"model","root":"/models/llama","parent":null},

@@ -27,21 +27,21 @@ pub const LINE_BYTES_MAX: usize = 64 * 1024;
 /// maximum limits the cost of the quadratic search for duplicates.
 pub const LABELS_MAX: usize = 256;
 
-/// A visitor's decision about a sample, after its name.
+/// A visitor's decision about a sample. The visitor decides by the name of the sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineInterest {
-    /// Parse the sample and pass it to the visitor.
+    /// The parser must parse the sample and pass it to the visitor.
     Take,
-    /// Skip the line: it is neither checked nor counted as bad.
+    /// The parser must skip the line, which is neither checked nor counted as bad.
     Ignore,
-    /// All wanted samples have been seen: stop reading.
+    /// The parser must stop reading, because all wanted samples have been seen.
     Stop,
 }
 
 /// Receives the samples of a page.
 pub trait SampleVisitor {
-    /// Returns whether a sample with this name is wanted. Called once for each sample line, in
-    /// order.
+    /// Returns whether a sample with this name is wanted. The parser calls this function once for
+    /// each sample line, in order.
     fn interest(&mut self, name: &[u8]) -> LineInterest;
     /// Receives a well-formed sample with a wanted name.
     fn sample(&mut self, sample: &MetricSample<'_>);
@@ -68,7 +68,7 @@ pub struct LineCounts {
 /// One sample. A sample borrows all its data from its line.
 #[derive(Debug)]
 pub struct MetricSample<'a> {
-    /// Name of the series, unescaped.
+    /// The name of the series, unescaped.
     pub name: Cow<'a, [u8]>,
     /// The value, which may be NaN or infinite.
     pub value: f64,
@@ -78,7 +78,7 @@ pub struct MetricSample<'a> {
     spans: &'a [LabelSpan],
 }
 
-/// Incremental parser of one page.
+/// An incremental parser of one page.
 #[derive(Debug, Default)]
 pub struct ExpositionParser {
     /// The start of a line whose end has not arrived yet.
@@ -87,7 +87,7 @@ pub struct ExpositionParser {
     overlong: bool,
     done: bool,
     counts: LineCounts,
-    /// Label positions; the memory is reused for each line.
+    /// The positions of a line's labels. The memory is reused for each line.
     spans: Vec<LabelSpan>,
 }
 

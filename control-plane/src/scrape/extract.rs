@@ -1,9 +1,9 @@
-//! Computes an engine's metrics from the samples of one scraped page. Does no I/O.
+//! Computes an engine's metrics from the samples of one scraped page. This module does no I/O.
 //!
 //! A value that is missing or invalid (NaN, infinite, negative, a share above one) is unknown:
 //! `None`, never zero and never the previous value. One engine process may have several series of a
 //! metric: for data-parallel ranks, for models, or for tensor-parallel ranks that all report one
-//! scheduler. [`MetricMeaning`] defines how they become one number.
+//! scheduler. [`MetricMeaning`] defines how these series become one number.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -16,8 +16,8 @@ use scheduler::{EndpointMetrics, LoraMetrics};
 use super::engine::{EngineMetric, EngineSpec, FamilySet, MetricMeaning};
 use super::exposition::{LineInterest, MetricSample, SampleVisitor};
 
-/// The maximum number of schedulers behind one endpoint. Data-parallel deployments have tens; this
-/// bounds the search for a known rank.
+/// The maximum number of schedulers behind one endpoint. Data-parallel deployments have tens; the
+/// maximum bounds the search for a known rank.
 const SHARDS_MAX: usize = 1024;
 
 /// The numbers that describe the load of an engine.
@@ -28,11 +28,12 @@ static LOAD_METRICS: [&MetricDefinition; 3] =
 /// (and would lose precision as `f32`).
 const REQUESTS_MAX: f64 = 1e7;
 
-/// A utilization may exceed 1 by this much because of rounding, and still means full.
+/// The amount by which a utilization may exceed 1 because of rounding. Such a utilization means
+/// full.
 const UTILIZATION_ROUNDING: f64 = 0.01;
 
-/// If the start time of the process changes by more than this, in seconds, another process answers.
-/// Client libraries round within this range.
+/// The change of a process's start time, in seconds, above which another process answers. Client
+/// libraries round the start time within this range.
 const PROCESS_START_TOLERANCE_S: f64 = 0.5;
 
 /// The content of one page.
@@ -40,7 +41,7 @@ const PROCESS_START_TOLERANCE_S: f64 = 0.5;
 pub struct PageReading {
     /// The metrics for the scheduler.
     pub metrics: EndpointMetrics,
-    /// Start of the process in Unix seconds.
+    /// The start of the process in Unix seconds.
     pub process_start: Option<f64>,
     /// The prompt tokens that the engine has computed since it started: those that its prefix cache
     /// did not have.
@@ -62,19 +63,19 @@ pub(super) struct CounterSum {
 #[derive(Debug)]
 pub struct Extraction<'e> {
     engine: &'e EngineSpec,
-    /// One entry for each metric of the engine.
+    /// The values of the engine's metrics, one entry for each metric.
     cells: Vec<SeriesValues>,
-    /// Metrics whose name has been read.
+    /// The metrics whose names have been read.
     present: FamilySet,
     base_model: BaseModel,
-    /// Reading stops when these families are complete. `None` means to read to the end of the page.
+    /// The families after which reading stops. `None` means that the whole page is read.
     until: Option<FamilySet>,
     last_name: Vec<u8>,
     last: FamilySet,
 }
 
-/// The label `model_name` of the load metrics. vLLM puts the base model there, also for requests
-/// of adapters.
+/// The label `model_name` of the load metrics. vLLM puts the base model into this label, also for
+/// requests of adapters.
 #[derive(Debug, Default)]
 enum BaseModel {
     #[default]
@@ -94,7 +95,7 @@ pub struct RestartWatch {
 /// The series of one metric.
 #[derive(Debug, Default)]
 struct SeriesValues {
-    /// Scheduler and value, in order of appearance.
+    /// The scheduler and the value of each series, in order of appearance.
     shards: Vec<(u64, f64)>,
     /// Whether a series has an impossible value. A sum without this series would be wrong.
     invalid: bool,
@@ -102,7 +103,7 @@ struct SeriesValues {
 }
 
 impl PageReading {
-    /// Whether the page has a load metric.
+    /// Returns whether the page has a load metric.
     #[must_use]
     pub fn says_load(&self) -> bool {
         LOAD_METRICS
@@ -110,7 +111,7 @@ impl PageReading {
             .any(|metric| (metric.get)(&self.metrics).is_some())
     }
 
-    /// Whether the page lacks a load metric that the engine's table names.
+    /// Returns whether the page lacks a load metric that the engine's table names.
     #[must_use]
     pub(super) fn lacks_load(&self, engine: &EngineSpec) -> bool {
         let present = |meaning| {
@@ -128,7 +129,7 @@ impl PageReading {
             .all(present)
     }
 
-    /// Whether the engine has waiting or running requests.
+    /// Returns whether the engine has waiting or running requests.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         [self.metrics.queue_depth, self.metrics.running_requests]
@@ -297,10 +298,10 @@ impl SampleVisitor for Extraction<'_> {
 }
 
 impl RestartWatch {
-    /// Compares a page with the previous one, and returns whether another process wrote it. If this
-    /// page lacks a value, the next page that has it is compared instead. A counter with fewer
-    /// series than before may fall without a restart. Its lower value only becomes the new
-    /// reference.
+    /// Compares a page with the previous page, and returns whether another process wrote it. If
+    /// this page lacks a value, the next page that has it is compared instead. A counter with fewer
+    /// series than before may fall without a restart. The lower value of such a counter only
+    /// becomes the new reference.
     pub fn observe(&mut self, reading: &PageReading) -> bool {
         let moved = |(old, new): (f64, f64)| (new - old).abs() > PROCESS_START_TOLERANCE_S;
         let mut restarted = self

@@ -1,5 +1,5 @@
-//! One scrape over HTTP. It requests only the metric families that the daemon needs, falls back to
-//! the whole page, and limits how much it reads.
+//! One scrape over HTTP. The scrape requests only the metric families that the daemon needs, falls
+//! back to the whole page, and limits the number of bytes that it reads.
 //!
 //! ```text
 //!            families come back                     families come back
@@ -39,9 +39,9 @@ pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Reading that much to keep the connection is cheaper than a new TCP connection.
 const DRAIN_BYTES_MAX: usize = 64 * 1024;
 
-/// For this long after a whole page was read to its end, readings stop at the last wanted family
-/// that the page had. Then a page is read to its end again, because a family may appear late, for
-/// example LoRA with its first use.
+/// The time after a whole page was read to its end, during which readings stop at the last wanted
+/// family that the page had. After this time, a page is read to its end again, because a family may
+/// appear late, for example LoRA with its first use.
 const RELEARN_AFTER: Duration = Duration::from_secs(10);
 
 /// The time after which a filtered answer is requested again from an endpoint that ignored the
@@ -62,16 +62,16 @@ pub enum FailReason {
     /// The answer was not complete by the deadline.
     #[error("no complete answer in time")]
     Timeout,
-    /// No connection, or no TLS session.
+    /// The scraper got no connection, or no TLS session.
     #[error("cannot connect: {0}")]
     Connect(Box<str>),
-    /// A redirect, which is not followed.
+    /// The answer is a redirect, which the scraper does not follow.
     #[error("answered {0}, and redirects are not followed")]
     Redirect(u16),
-    /// A status other than 200.
+    /// The answer has a status other than 200.
     #[error("answered {0}")]
     Status(u16),
-    /// A compressed answer, although the request did not allow that.
+    /// The answer is compressed, although the request did not allow compression.
     #[error("answered in a content encoding that was not requested")]
     Encoding,
     /// The page is longer than [`PAGE_BYTES_MAX`].
@@ -85,13 +85,13 @@ pub enum FailReason {
     NoMetrics,
 }
 
-/// How to request metrics from an endpoint, learned from its answers.
+/// The way to request metrics from an endpoint, learned from the endpoint's answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FetchHabit {
-    /// The time when the scraper began to request the whole page. `None` means that it requests
-    /// filtered answers.
+    /// The time when the scraper began to request the whole page. `None` means that the scraper
+    /// requests filtered answers.
     full_page_since: Option<Instant>,
-    /// The families on the endpoint's last complete page or filtered answer. `None` before the
+    /// The families on the endpoint's last complete page or filtered answer; `None` before the
     /// first page.
     settled: Option<FamilySet>,
     /// The time when a whole page was last read to its end.
@@ -102,7 +102,7 @@ pub(super) struct FetchHabit {
 #[derive(Debug)]
 pub(super) struct ScrapedPage {
     pub(super) reading: PageReading,
-    /// The time when the answer began to arrive. The page was written just before.
+    /// The time when the answer began to arrive. The engine wrote the page just before.
     pub(super) observed_at: Instant,
     pub(super) habit: FetchHabit,
 }

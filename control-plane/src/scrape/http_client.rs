@@ -5,8 +5,8 @@ use std::error::Error;
 use reqwest::{Client, ClientBuilder, Response};
 
 /// Builds the client that the function `described` describes. reqwest loads the system's CA
-/// certificates for it. If there are none, as in a minimal image, the client trusts no https
-/// server, which does not matter for engines with plain HTTP.
+/// certificates for the client. If the system has no CA certificates, as in a minimal image, the
+/// client trusts no https server, which does not matter for engines with plain HTTP.
 ///
 /// # Errors
 /// Returns the error of reqwest, if the description is invalid.
@@ -47,7 +47,7 @@ pub async fn body(
     Ok(Some(body))
 }
 
-/// Returns the innermost cause of an error, because the outer ones repeat the URL.
+/// Returns the innermost cause of an error, because the outer causes repeat the URL.
 #[must_use]
 pub fn cause(error: &reqwest::Error) -> String {
     let mut innermost: &dyn Error = error;

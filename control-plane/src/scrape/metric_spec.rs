@@ -17,7 +17,7 @@ pub struct MetricSpec {
 /// The reason why a spec was refused. The configuration has to change.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMetricSpec {
-    /// Longer than [`SPEC_BYTES_MAX`].
+    /// The spec is longer than [`SPEC_BYTES_MAX`].
     #[error("longer than {SPEC_BYTES_MAX} bytes")]
     TooLong,
     /// The text before the braces is not a metric name.
@@ -35,7 +35,7 @@ impl MetricSpec {
     /// Parses a spec. Blanks around its parts and quotes around values are ignored.
     ///
     /// # Errors
-    /// [`InvalidMetricSpec`] quotes the invalid part.
+    /// Returns [`InvalidMetricSpec`], which quotes the invalid part.
     pub fn parse(text: &str) -> Result<Self, InvalidMetricSpec> {
         if text.len() > SPEC_BYTES_MAX {
             return Err(InvalidMetricSpec::TooLong);
@@ -72,8 +72,8 @@ impl MetricSpec {
         &self.name
     }
 
-    /// Whether the series has the required label values. The function does not check the name of
-    /// the series.
+    /// Returns whether the series has the required label values. The function does not check the
+    /// name of the series.
     #[must_use]
     pub fn selects(&self, sample: &MetricSample<'_>) -> bool {
         self.labels.iter().all(|(key, value)| {

@@ -4,12 +4,12 @@
 //! Idle endpoints are scraped once every [`ScrapeIntervals::idle`]; endpoints with work, or picked
 //! within the last 2 s, once every [`ScrapeIntervals::busy`]. Failing endpoints are scraped less
 //! and less often. The exception is an address where no process listens. A refused connection costs
-//! nothing, and the process that listens there next has an empty cache and should be noticed soon.
-//! The intervals are stretched so that at most [`SCRAPES_PER_SECOND_MAX`] scrapes begin in a
-//! second. An endpoint that takes long to answer is scraped less often, because that time is mostly
-//! its own CPU time for writing the page. Picks do not wait for metrics: the in-flight ledger is
-//! newer than any scrape, and KV memory takes seconds to fill or empty. So more frequent scrapes
-//! would bring nothing.
+//! nothing, and the process that next listens at this address has an empty cache and should be
+//! noticed soon. The intervals are stretched so that at most [`SCRAPES_PER_SECOND_MAX`] scrapes
+//! begin in a second. An endpoint that takes long to answer is scraped less often, because the time
+//! is mostly the endpoint's own CPU time for writing the page. Picks do not wait for metrics: the
+//! in-flight ledger is newer than any scrape, and KV memory takes seconds to fill or empty. So more
+//! frequent scrapes would bring nothing.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 /// 0.11 ms of CPU (0.14 ms for a whole page of 38 KB), so the maximum costs 0.07 core.
 pub const SCRAPES_PER_SECOND_MAX: f64 = 500.0;
 
-/// How long an endpoint is considered busy after it last had work or was picked.
+/// The time for which an endpoint counts as busy after it last had work or was picked.
 const BUSY_HOLD: Duration = Duration::from_secs(2);
 
 /// The longest pause after failures. A recovery is noticed after at most this pause.
@@ -27,19 +27,19 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// The largest share of time that an endpoint may spend on answering when it is scraped more often
 /// than `idle`. For a page of 38 KB, `prometheus_client` occupies the API server's only Python
-/// thread for 3.4 ms (0.06 ms for the needed families alone). In multi-process mode it takes
-/// several times as long.
+/// thread for 3.4 ms (0.06 ms for the needed families alone). In multi-process mode,
+/// `prometheus_client` takes several times as long.
 const ANSWERING_SHARE_MAX: f64 = 0.05;
 
-/// Pauses vary randomly by this share in both directions, so scrapes of endpoints that joined
-/// together spread out.
+/// The share by which pauses vary randomly in both directions, so that scrapes of endpoints that
+/// joined together spread out.
 const JITTER: f64 = 0.1;
 
-/// New endpoints are first scraped within this time multiplied by the number of new endpoints, so
-/// the scrapes of a large pool do not all begin at once.
+/// The time per new endpoint. All new endpoints are first scraped within this time multiplied by
+/// their number, so that the scrapes of a large pool do not all begin at the same time.
 const FIRST_SPREAD: Duration = Duration::from_millis(5);
 
-/// How often to scrape.
+/// The intervals between two scrapes of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrapeIntervals {
     /// The interval for an endpoint without work.
@@ -69,8 +69,8 @@ pub(super) struct ScrapePace {
 }
 
 impl Default for ScrapeIntervals {
-    /// The interval of a busy endpoint is some tens of engine steps, because the in-flight ledger
-    /// covers the time between two scrapes.
+    /// Returns the default intervals. The interval of a busy endpoint is some tens of engine steps,
+    /// because the in-flight ledger covers the time between two scrapes.
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(1),

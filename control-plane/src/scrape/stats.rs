@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::fetch::FailReason;
 
-/// Upper bounds of the duration histogram, in ms. A filtered page from the same node takes the
-/// first, and the last is the deadline. One more bucket counts longer scrapes.
+/// The upper bounds of the duration histogram, in ms. A filtered page from the same node falls into
+/// the first bucket, and the last bound is the deadline. One more bucket counts longer scrapes.
 pub const DURATION_BUCKETS_MS: [u64; 8] = [1, 2, 5, 10, 25, 100, 250, 1000];
 
 /// Counters of one scraper.
@@ -17,25 +17,25 @@ pub struct ScrapeStats(Mutex<ScrapeCounts>);
 /// The counters at a point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScrapeCounts {
-    /// Scrapes finished, successful or not.
+    /// The number of finished scrapes, successful or not.
     pub polls: u64,
-    /// Failed scrapes by [`FailReason::kind`].
+    /// The number of failed scrapes, by [`FailReason::kind`].
     pub failures: Vec<(&'static str, u64)>,
-    /// Pages requested with `name[]`.
+    /// The number of pages that were requested with `name[]`.
     pub pages_filtered: u64,
-    /// Whole pages requested.
+    /// The number of whole pages that were requested.
     pub full_pages: u64,
-    /// Bytes of pages received.
+    /// The number of received bytes of pages.
     pub bytes: u64,
     pub lines: u64,
-    /// Lines skipped as malformed or too long.
+    /// The number of lines that were skipped as malformed or too long.
     pub lines_skipped: u64,
-    /// Restarts noticed.
+    /// The number of restarts that were noticed.
     pub restarts: u64,
-    /// Time spent in scrapes, in µs.
+    /// The time spent in scrapes, in µs.
     pub duration_us: u64,
-    /// Scrapes by duration: one count for each bound of [`DURATION_BUCKETS_MS`], and one for longer
-    /// scrapes. The counts are not cumulative over the buckets.
+    /// The number of scrapes by duration: one count for each bound of [`DURATION_BUCKETS_MS`], and
+    /// one for longer scrapes. The counts are not cumulative over the buckets.
     pub duration_buckets: Vec<u64>,
 }
 

@@ -16,7 +16,7 @@ const MODELS_PATH: &str = "/v1/models";
 /// One endpoint to scrape.
 #[derive(Clone, Debug)]
 pub struct ScrapeTarget {
-    /// Slot and generation. A new generation is a new target.
+    /// The slot and the generation. A new generation is a new target.
     pub id: EndpointRef,
     /// The name of the endpoint, for the log.
     pub name: Arc<str>,
@@ -25,17 +25,18 @@ pub struct ScrapeTarget {
     pub engine: Arc<EngineSpec>,
 }
 
-/// Where the metrics of endpoints are found, unless discovery sets it for an endpoint.
+/// The rules for finding the metrics of endpoints, unless discovery sets the location for an
+/// endpoint.
 #[derive(Clone, Debug)]
 pub struct MetricsDiscovery {
     pub engines: Arc<EngineTable>,
     pub location: MetricsLocation,
 }
 
-/// Where engines serve their metrics, if this differs from the engine table.
+/// The location of engines' metrics, where it differs from the engine table.
 #[derive(Clone, Debug, Default)]
 pub struct MetricsLocation {
-    /// Whether to use TLS.
+    /// Whether the metrics are fetched with TLS.
     pub https: bool,
     /// The port. `None` means the engine's usual port, or the endpoint's own port if the engine has
     /// no usual port.
@@ -63,7 +64,7 @@ impl MetricsLocation {
     /// Returns the URL for an endpoint at `address`.
     ///
     /// # Errors
-    /// [`InvalidMetricsPath`], which quotes the path, if it gives no valid URL.
+    /// Returns [`InvalidMetricsPath`], which quotes the path, if the path gives no valid URL.
     pub fn url(
         &self,
         address: SocketAddr,
@@ -100,7 +101,7 @@ impl MetricsUrl {
     }
 
     /// Returns the URL with `?name[]=a&name[]=b`. The Python and Java client libraries answer with
-    /// only those series. Other servers ignore the query.
+    /// only the named series. Other servers ignore the query.
     pub(super) fn filtered(&self, engine: &EngineSpec) -> Url {
         let mut url = self.page.clone();
         url.query_pairs_mut()

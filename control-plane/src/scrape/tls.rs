@@ -9,7 +9,7 @@ use reqwest::{Certificate, Client, Identity, redirect};
 
 use crate::scrape::http_client;
 
-/// How long idle connections are kept. The time is shorter than uvicorn's 5 s, so that no
+/// The time for which idle connections are kept. The time is shorter than uvicorn's 5 s, so that no
 /// connection is reused just when the server closes it.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);
 
@@ -17,15 +17,16 @@ const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);
 /// endpoint never overlap.
 const IDLE_CONNECTIONS_PER_ENDPOINT_MAX: usize = 1;
 
-/// TLS settings for endpoints whose metrics use `https`.
+/// The TLS settings for endpoints whose metrics use `https`.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointTls {
-    /// PEM file with the CAs that endpoints' certificates are checked against; the system's CAs if
-    /// unset.
+    /// The PEM file with the CAs that endpoints' certificates are checked against; the system's CAs
+    /// if unset.
     pub ca_file: Option<PathBuf>,
     /// PEM files with the client certificate chain and its key, for endpoints that request one.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// Accept any certificate. For tests, and for self-signed engines in a trusted network.
+    /// Whether the client accepts every certificate, for tests and for self-signed engines in a
+    /// trusted network.
     pub insecure_skip_verify: bool,
 }
 

@@ -118,8 +118,8 @@ async fn readyz(State(shown): State<ShownState>) -> Response {
     }
 }
 
-/// Explains a decision. The route uses POST only because it needs a body. The request changes
-/// nothing.
+/// Explains a decision. The route uses POST only because a request needs a body. The request
+/// changes nothing.
 async fn why(
     State(ShownState {
         shared,
@@ -276,8 +276,8 @@ struct QueuedQuery {
 }
 
 /// Returns the requests that flow control holds, by pool and band, and the outcomes of earlier
-/// requests. With `?request=ID`, also shows why that request waits, if it is among those that have
-/// waited longest.
+/// requests. With `?request=ID`, also shows why that request waits, if this request is among those
+/// that have waited longest.
 async fn queues(
     State(ShownState { shared, .. }): State<ShownState>,
     Query(query): Query<QueuedQuery>,

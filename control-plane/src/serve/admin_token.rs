@@ -17,7 +17,7 @@ use crate::shutdown::Shutdown;
 /// Paths that need no token, because probes do not have one.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
-/// The minimum number of bytes of a token. 128 bits in hexadecimal are twice as many.
+/// The minimum number of bytes of a token. A token of 128 bits in hexadecimal has twice as many.
 const TOKEN_BYTES_MIN: usize = 16;
 
 /// The token in force.
@@ -72,8 +72,8 @@ impl BearerToken {
     }
 }
 
-/// Refuses requests without the token. Probes and the files of the console need none: the files
-/// hold no data.
+/// Refuses requests without the token. Probes need no token. The files of the console need none
+/// either, because they hold no data.
 pub async fn guard(State(token): State<BearerToken>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     if OPEN.contains(&path) || console::is_asset(path) || token.admits(request.headers()) {

@@ -63,7 +63,8 @@ static ASSETS: [Asset; 4] = [
     },
 ];
 
-/// The page runs only its own script, connects only to its own origin, and cannot be framed.
+/// The policy that the browser enforces for the page: the page runs only its own script, connects
+/// only to its own origin, and cannot be framed.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
@@ -114,12 +115,13 @@ pub(super) fn router(shown: &ShownState) -> Router {
     api.merge(page).layer(from_fn(secure))
 }
 
-/// Whether a path is a file of the page. The files of the page hold no data, so they need no token.
+/// Returns whether a path is a file of the page. The files of the page hold no data, so they need
+/// no token.
 pub(super) fn is_asset(path: &str) -> bool {
     ASSETS.iter().any(|asset| asset.path == path)
 }
 
-/// Sends a file, or answers that the browser has the current one. A new daemon may have other
+/// Sends a file, or answers that the browser has the current file. A new daemon may have other
 /// files, so the browser requests the files each time.
 async fn send(asset: &'static Asset, headers: HeaderMap) -> Response {
     let tag = format!("\"{:016x}\"", fingerprint(asset.bytes));

@@ -3,8 +3,8 @@
 //!
 //! The variants of EDS, state of the world and incremental, are thin adapters of
 //! [`EdsSubscription`]. Every endpoint has the metadata `envoy.lb: {open: "1"}`, so that a subset
-//! load balancer can send to any endpoint the requests that fail open, and only these. Health is
-//! not sent, because Envoy ignores it for hosts that a header names.
+//! load balancer can send to any endpoint the requests that fail open, and only these requests.
+//! Health is not sent, because Envoy ignores it for hosts that a header names.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -42,7 +42,7 @@ use variant::{DeltaXds, SotwXds, XdsVariant};
 /// The maximum number of names that one stream may subscribe to: more pools than any Envoy has.
 const NAMES_MAX: usize = 256;
 
-/// The largest request accepted, in bytes. Envoy's first request names all of its extensions, some
+/// The largest request accepted, in bytes. Envoy's first request names all of its extensions, about
 /// 100 KB.
 const REQUEST_BYTES_MAX: usize = 512 << 10;
 
@@ -181,7 +181,7 @@ impl EdsServer {
         }
     }
 
-    /// Processes a request. Returns whether it changed the subscribed names.
+    /// Processes a request. Returns whether the request changed the subscribed names.
     fn receive(
         &self,
         subscription: &mut EdsSubscription,
@@ -223,9 +223,9 @@ impl EdsServer {
                 names.len()
             )));
         }
-        // Keeps only the pools that this daemon serves and that the Envoy's certificate gives
-        // access to. Other names are logged and counted once per stream, because an Envoy may
-        // repeat them.
+        // Only the pools that this daemon serves, and to which the Envoy's certificate gives
+        // access, are kept. Other names are logged and counted once per stream, because an Envoy
+        // may repeat them.
         let origin = &row.remote.origin;
         let served = &self.shared.pools.names;
         let sorted = self.shared.proxies.clients.sort(names, origin, served);
@@ -255,7 +255,7 @@ impl EdsServer {
     }
 
     /// Marks a stream as late because its Envoy does not answer. Pool updates then no longer wait
-    /// for it.
+    /// for the stream.
     fn mark_late(&self, subscription: &mut EdsSubscription, row: &EdsStreamGuard) {
         subscription.mark_late();
         row.update(subscription);
@@ -269,7 +269,8 @@ impl NamedService for EdsServer {
     const NAME: &'static str = "envoy.service.endpoint.v3.EndpointDiscoveryService";
 }
 
-// The generated server of envoy-types would decode all fields of a request.
+// This server replaces the generated server of envoy-types, which would decode all fields of a
+// request.
 impl Service<http::Request<Body>> for EdsServer {
     type Response = http::Response<Body>;
     type Error = Infallible;

@@ -10,8 +10,8 @@ use crate::pool::writer::{
 use crate::serve::timestamp::rfc3339;
 use crate::state::counters::CounterTotals;
 
-/// Returns what discovery doubts about a member, and why its metrics are missing; empty if neither
-/// applies.
+/// Returns what discovery doubts about a member, and why its metrics are missing. Returns an empty
+/// text if neither applies.
 pub(super) fn member_reason(member: &PoolMember) -> String {
     let scraped = match &member.metrics {
         MetricsStatus::Fresh => String::new(),

@@ -13,7 +13,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-/// The maximum time in which the body of a question arrives, because others cannot ask meanwhile.
+/// The maximum time in which the body of a question arrives, because the daemon accepts no other
+/// question meanwhile.
 const QUESTION_MAX: Duration = Duration::from_secs(5);
 
 /// Computes one explanation at a time.
@@ -41,7 +42,7 @@ impl ExplanationDesk {
     ///
     /// # Errors
     /// Fails if another explanation is being computed, if the body is not a question in JSON or
-    /// arrives too slowly, or if `explain` refuses it.
+    /// arrives too slowly, or if `explain` refuses the question.
     pub async fn answer<Q: DeserializeOwned>(
         &self,
         request: Request,
@@ -86,8 +87,8 @@ impl ExplanationDesk {
     }
 }
 
-/// Whether the content type says that the body is JSON. A web page of another site cannot send this
-/// type without a preflight request.
+/// Returns whether the content type says that the body is JSON. A web page of another site cannot
+/// send this type without a preflight request.
 fn is_json(headers: &HeaderMap) -> bool {
     let essence = headers
         .get(header::CONTENT_TYPE)

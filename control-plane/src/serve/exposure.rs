@@ -15,7 +15,8 @@ use crate::serve::listen::ListenerName;
 struct ListenerExposure {
     listener: ListenerName,
     address: SocketAddr,
-    /// Whether the listener authenticates clients, or encrypts if that is enough.
+    /// Whether the listener authenticates clients, or encrypts its connections if encryption is
+    /// enough.
     guarded: bool,
     /// Whether an `--insecure-...` flag switches the rule off.
     lifted: bool,
@@ -23,7 +24,7 @@ struct ListenerExposure {
     lacks: &'static str,
     /// The risk without this protection.
     stake: &'static str,
-    /// The option to set instead.
+    /// The option that the operator must set instead.
     remedy: &'static str,
 }
 

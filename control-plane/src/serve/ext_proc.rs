@@ -41,7 +41,7 @@ pub struct ExtProcListener {
 // === impl ExtProcListener ===
 
 impl ExtProcListener {
-    /// Opens the listener; `None` if none is configured.
+    /// Opens the listener. Returns `None` if no listener is configured.
     ///
     /// # Errors
     /// Returns [`FatalError::Listen`] if the listener cannot be opened.

@@ -1,7 +1,9 @@
 //! Protects the admin listener from web pages of other sites. A browser of an operator can reach a
-//! listener on loopback, so any page that is open in it can send requests there.
+//! listener on loopback, so any page that is open in this browser can send requests to the
+//! listener.
 //!
-//! - A page whose own name resolves to this address sends that name as `Host`, so it is refused.
+//! - A page whose own name resolves to this address sends that name as `Host`, so its requests are
+//!   refused.
 //! - For a page of another site, the browser sends `Origin` or `Sec-Fetch-Site`.
 //!
 //! Other programs send neither of these two headers and are not affected.
@@ -19,10 +21,11 @@ use super::console;
 /// The names under which browsers may reach the admin listener.
 #[derive(Clone, Debug)]
 pub enum AdminHosts {
-    /// Any name. A page of another site cannot use the listener: the page lacks the token that
-    /// requests need, or the listener's certificate is not valid for the page's name.
+    /// Browsers may use any name. A page of another site cannot use the listener: the page lacks
+    /// the token that requests need, or the listener's certificate is not valid for the page's
+    /// name.
     Any,
-    /// Addresses, `localhost`, and these names.
+    /// Browsers may use addresses, `localhost`, and these names.
     Only(Arc<[String]>),
 }
 
@@ -58,9 +61,9 @@ fn refusal(hosts: &AdminHosts, request: &Request) -> Option<(StatusCode, String)
     })
 }
 
-/// Whether the browser reports that a page of another site sent this request. Following a link to
-/// the console is allowed. Other pages cost the daemon more, and a page of another site could open
-/// them again and again.
+/// Returns whether the browser reports that a page of another site sent this request. Following a
+/// link to the console is allowed. Other pages cost the daemon more, and a page of another site
+/// could open them again and again.
 fn is_from_other_site(request: &Request) -> bool {
     let says = |name| text(request.headers(), name).unwrap_or_default();
     let is_link = *request.method() == Method::GET
@@ -70,7 +73,7 @@ fn is_from_other_site(request: &Request) -> bool {
     matches!(says("sec-fetch-site"), "cross-site" | "same-site") && !is_link
 }
 
-/// Whether `origin`, as `http://host:port`, names the host that was called.
+/// Returns whether `origin`, as `http://host:port`, names the host that was called.
 fn is_origin_of(origin: &str, asked: Option<&str>) -> bool {
     let own = origin.split_once("://").map(|(_, host)| host);
     own.zip(asked)

@@ -11,18 +11,20 @@ use crate::shutdown::Shutdown;
 use crate::state::life::DaemonLife;
 use crate::state::pool_views::PoolTable;
 
-/// The process is alive, as leader or standby. The empty service name has the same answer.
+/// The service that serves while the process is alive, as leader or standby. The empty service name
+/// has the same answer.
 pub const LIVENESS: &str = "liveness";
 
-/// This daemon leads and serves state, though perhaps not yet for every pool.
+/// The service that serves while this daemon leads and sends state, though perhaps not yet for
+/// every pool.
 pub const LEADING: &str = "leading";
 
-/// Every pool has state. With an ext_proc listener, this daemon can decide requests, also as a
-/// standby. Without such a listener, the daemon also leads.
+/// The service that serves while every pool has state. With an ext_proc listener, this daemon can
+/// then decide requests, also as a standby. Without such a listener, the daemon must also lead.
 pub const READINESS: &str = "readiness";
 
-/// Like [`READINESS`], for the ext_proc service. This service never serves if there is no ext_proc
-/// listener.
+/// The service of ext_proc, which serves under the same conditions as [`READINESS`], but never
+/// without an ext_proc listener.
 pub const EXT_PROC: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
 
 /// The service that the charts of the upstream picker probe with one replica. The service means
@@ -33,7 +35,7 @@ pub const INFERENCE_EXTENSION: &str = "inference-extension";
 #[derive(Clone, Debug)]
 pub struct HealthChecks {
     reporter: HealthReporter,
-    /// Set when the daemon stops. After that the daemon is never ready again.
+    /// Whether the daemon is stopping. A daemon that is stopping is never ready again.
     stopping: Arc<AtomicBool>,
 }
 
@@ -79,8 +81,8 @@ impl HealthChecks {
         self.ready(false).await;
     }
 
-    /// Reports readiness from the state of the pools until `shutdown`. Used only without an
-    /// ext_proc server, because that server reports readiness itself.
+    /// Reports readiness from the state of the pools until `shutdown`. This function is used only
+    /// without an ext_proc server, because that server reports readiness itself.
     pub async fn follow(
         self,
         life: Arc<DaemonLife>,

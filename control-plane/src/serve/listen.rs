@@ -3,7 +3,8 @@
 //!
 //! The accept loop waits for nothing but the next connection. Before its first request, the cost of
 //! a connection is bounded in time by [`FIRST_REQUEST_WAIT_MAX`] and in number by
-//! [`ConnectionBudget`]. After that, HTTP/2 pings, TCP keepalive and [`WRITE_STALL_MAX`] bound it.
+//! [`ConnectionBudget`]. After the first request, HTTP/2 pings, TCP keepalive and
+//! [`WRITE_STALL_MAX`] bound the cost.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -55,8 +56,8 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Operators see the cause, and a flood does not fill the disk.
 const FAILURES_SHOWN_MAX: u64 = 10;
 
-/// On connections without HTTP/2 pings, a peer that disappeared is noticed after idle time +
-/// interval * probes.
+/// The idle time before TCP keepalive begins to probe. On connections without HTTP/2 pings, a peer
+/// that disappeared is noticed after this time + interval * probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
@@ -85,7 +86,7 @@ struct Acceptor {
     tls: Option<watch::Receiver<Arc<ServerConfig>>>,
     rooms: Arc<Mutex<ConnectionLimits>>,
     ready: mpsc::Sender<ServerConnection>,
-    /// Handshakes that failed since the last report.
+    /// The number of handshakes that failed since the last report.
     failed: Arc<AtomicU64>,
 }
 
@@ -206,8 +207,8 @@ impl Acceptor {
     }
 }
 
-/// Prepares the socket and does the TLS handshake. `None` if the connection had to be closed during
-/// that time.
+/// Prepares the socket and does the TLS handshake. Returns `None` if the connection had to be
+/// closed meanwhile.
 async fn shake_hands(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,

@@ -1,9 +1,10 @@
 //! The `/metrics` page for Prometheus, in OpenMetrics.
 //!
 //! Metrics with the same meaning as llm-d's have llm-d's names (`llm_d_epp_*`, llm-d-router
-//! `docs/metrics.md`). All others are `switchpoint_*`. Metrics of requests have one more label than
-//! in llm-d, `pool`, because one daemon serves several pools. Histograms of tokens have only the
-//! unbounded bucket, because proxies report only sums, which are enough for rates and means.
+//! `docs/metrics.md`). The names of all other metrics begin with `switchpoint_`. Metrics of
+//! requests have one more label than in llm-d, `pool`, because one daemon serves several pools.
+//! Histograms of tokens have only the unbounded bucket, because proxies report only sums, which are
+//! enough for rates and means.
 
 mod daemon;
 mod ext_proc;
@@ -47,8 +48,8 @@ struct PoolCounts {
 /// Returns the text of `/metrics`.
 ///
 /// # Errors
-/// There is none in practice, because the page is written to memory. The encoder's signature has an
-/// error.
+/// There is no error in practice, because the page is written to memory. The encoder's signature
+/// has an error.
 pub fn page(shown: &ShownState) -> Result<String, fmt::Error> {
     let now = Instant::now();
     let shared = &shown.shared;

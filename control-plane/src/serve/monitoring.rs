@@ -1,8 +1,8 @@
 //! The listeners for probes, Prometheus and operators: health, admin and metrics. These listeners
 //! are open from the start, before the pools have been read.
 //!
-//! When the daemon has started, they stay open and only their answers change. So a probe never
-//! finds the port closed.
+//! When the daemon has started, the listeners stay open and only their answers change. So a probe
+//! never finds the port closed.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -34,7 +34,7 @@ use crate::shutdown::Shutdown;
 /// proxy that disappeared is noticed within the sum of both times, long before the removal of an
 /// endpoint stops waiting for the proxy.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// See [`KEEPALIVE_INTERVAL`].
+/// The maximum time that the answer to a ping may take: see [`KEEPALIVE_INTERVAL`].
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The maximum number of open HTTP/2 streams of one connection. An Envoy needs a few: the state
@@ -42,8 +42,9 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// memory.
 const STREAMS_PER_CONNECTION_MAX: u32 = 64;
 
-/// The same for health. A probe needs one stream. Without a limit, a pod could fill the memory with
-/// `Watch` streams, which never end and need no certificate.
+/// The maximum number of open HTTP/2 streams of one connection to the health listener. A probe
+/// needs one stream. Without a limit, a pod could fill the memory with `Watch` streams, which never
+/// end and need no certificate.
 const HEALTH_STREAMS_PER_CONNECTION_MAX: u32 = 16;
 
 /// The maximum time that a request may take, including its body. The slowest page takes

@@ -37,7 +37,7 @@ pub const METRIC: &str = "desired-replicas";
 /// allows 256 KiB of annotations, and a trigger has a few lines.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
 
-/// The maximum number of open streams. KEDA opens one for each `external-push` trigger.
+/// The maximum number of open streams. KEDA opens one stream for each `external-push` trigger.
 const STREAMS_MAX: usize = 256;
 
 /// The maximum number of open HTTP/2 streams of one connection. KEDA uses one connection for all
@@ -219,8 +219,8 @@ impl ExternalScaler for ScalerServer {
     }
 }
 
-/// Sends whether the workload is active, first at once and then at each change. Returns when the
-/// stream ends.
+/// Sends whether the workload is active, first immediately and then at each change. Returns when
+/// the stream ends.
 async fn push(
     scaler: ScalerServer,
     wanted: ScalingRequest,
@@ -262,7 +262,8 @@ impl ScalerAnswer {
         }
     }
 
-    /// A pool without endpoints is active if requests are refused, and needs one replica for them.
+    /// Returns the answer for a pool without endpoints. The pool is active if requests are refused,
+    /// and needs one replica for these requests.
     fn of_empty_pool(wanted: &ScalingRequest, refused: bool) -> Self {
         let least = f64::from(wanted.goal.replicas.0);
         Self {

@@ -29,7 +29,7 @@ pub struct ShownState {
 // === impl ShownState ===
 
 impl ShownState {
-    /// Whether the daemon has clients: proxies because it leads, or gateways by ext_proc.
+    /// Returns whether the daemon has clients: proxies because it leads, or gateways by ext_proc.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.shared.life.leads() || self.ext_proc.is_some()

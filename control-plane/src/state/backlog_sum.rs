@@ -2,9 +2,9 @@
 //! without its own requests.
 //!
 //! A proxy takes room in the engines in proportion to its share of a priority's queued requests. So
-//! an origin that invents a million requests would leave no room to others. The requests of one
-//! origin are therefore counted at most [`TIMES_OTHERS`] times as high as those of all others, and
-//! so are the requests of one owner.
+//! an origin that invents a million requests would leave no room to others. Therefore the requests
+//! of one origin count at most [`TIMES_OTHERS`] times as much as the requests of all other origins.
+//! The same limit applies to owners.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,11 +17,11 @@ use crate::state::peer::Origin;
 /// proxy has the same maximum.
 const PRIORITIES_MAX: usize = 64;
 
-/// An origin's requests with a priority are counted up to this many times those of all others. So a
-/// quarter of the room stays with the others.
+/// The maximum number of an origin's requests with a priority that count, as a multiple of the
+/// requests of all others. So a quarter of the room stays with the others.
 const TIMES_OTHERS: u64 = 3;
 
-/// At least this many requests of an origin are counted, so that other proxies know that the origin
+/// The number of an origin's requests that always count, so that other proxies know that the origin
 /// has requests with that priority.
 const COUNTED_MIN: u64 = 8;
 
@@ -29,7 +29,7 @@ const COUNTED_MIN: u64 = 8;
 #[derive(Debug, Default)]
 pub struct QueuedRequests(BTreeMap<i32, u64>);
 
-/// The sum of what proxies reported.
+/// The sum of the queued requests that proxies reported.
 #[derive(Debug, Default)]
 pub struct BacklogSum {
     bands: BTreeMap<i32, QueuedBand>,
@@ -111,7 +111,7 @@ impl BacklogSum {
         });
     }
 
-    /// Changes what an owner and an origin report for a priority.
+    /// Changes the number of requests that an owner and an origin report for a priority.
     fn change(
         &mut self,
         levels: &[Origin; 2],
@@ -141,8 +141,8 @@ impl BacklogSum {
     }
 
     /// Returns the sum without the report of one proxy of `origin`, encoded for a message. If there
-    /// are too many priorities, those that most owners report are kept, then those that most
-    /// origins report.
+    /// are too many priorities, the priorities that most owners report are kept, then the
+    /// priorities that most origins report.
     pub fn without(&self, origin: &Origin, own: &QueuedRequests) -> Vec<u8> {
         let mut bands: Vec<([usize; 2], QueuedInBand)> = self
             .bands
@@ -168,10 +168,10 @@ impl BacklogSum {
 // === impl QueuedBand ===
 
 impl QueuedBand {
-    /// Returns the number of requests that a proxy of `origin` takes into account, including its
-    /// own. Only the owner with the most requests, and the origin with the most, can exceed its
-    /// share. The receiver's own owner and origin have no share, because many proxies may be behind
-    /// one address.
+    /// Returns the number of requests that a proxy of `origin` takes into account, including the
+    /// proxy's own requests. Only the owner with the most requests, and the origin with the most
+    /// requests, can exceed their shares. The receiver's own owner and origin have no share,
+    /// because many proxies may be behind one address.
     fn counted(&self, origin: &Origin) -> u64 {
         let counted = self.ranks.iter().zip(origin.levels()).map(|(ranks, own)| {
             let largest = ranks.last().filter(|(_, of)| *of != own);

@@ -17,7 +17,7 @@ pub struct ClientName {
     name: String,
 }
 
-/// Which client certificates give access to which pools.
+/// The client certificates that give access to pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ClientNames {
     /// Every client that may connect gets every pool.
@@ -92,7 +92,8 @@ impl ClientNames {
         Ok(Self::Listed { every_pool, pools })
     }
 
-    /// Divides the pools that a client of `origin` requests into allowed, refused and unknown ones.
+    /// Divides the pools that a client of `origin` requests into allowed, refused and unknown
+    /// pools.
     pub fn sort(
         &self,
         requested: impl IntoIterator<Item = String>,
@@ -112,7 +113,7 @@ impl ClientNames {
         sorted
     }
 
-    /// Returns whether a client of `origin` may have any pool.
+    /// Returns whether a client of `origin` has access to at least one pool.
     #[must_use]
     pub fn has_pools(&self, origin: &Origin) -> bool {
         match self {

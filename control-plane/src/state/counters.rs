@@ -1,11 +1,11 @@
-//! The daemon's counters: those that the wasm VMs of proxies report, and its own.
+//! The daemon's counters: those that the wasm VMs of proxies report, and the daemon's own counters.
 //!
 //! A VM's report is cumulative since the VM started. The newest report replaces the previous one,
 //! so a lost report loses nothing. A VM that no longer reports keeps its counts, so totals never
-//! fall. Its requests in flight are no longer included. Beyond [`VMS_MAX`], [`BYTES_MAX`] or the
-//! share of an origin, the VMs that were silent for the longest time are merged into a retired
-//! total of their pool. VMs that were silent for [`VM_KEPT`] are merged too. If such a VM reports
-//! again, it is counted twice. The only effect is a jump in the metrics.
+//! fall. The requests in flight of such a VM are no longer included. Beyond [`VMS_MAX`],
+//! [`BYTES_MAX`] or the share of an origin, the VMs that were silent for the longest time are
+//! merged into a retired total of their pool. VMs that were silent for [`VM_KEPT`] are merged too.
+//! If such a VM reports again, it is counted twice. The only effect is a jump in the metrics.
 //!
 //! A proxy may invent its reports. So only counts of endpoints that the pool has or recently had
 //! are accepted ([`KnownEndpoints`]), and an origin has a share of all names ([`ReportedNames`]).
@@ -47,12 +47,12 @@ pub use totals::{
 };
 pub use vm_usage::{BYTES_MAX, VMS_MAX};
 
-/// How long a VM's requests in flight are included after its last report. A VM reports about once a
-/// second.
+/// The time for which a VM's requests in flight are included after its last report. A VM reports
+/// about once a second.
 const OUTSTANDING_FRESH: Duration = Duration::from_secs(10);
 
-/// How long the counts of a silent VM are kept one by one. A proxy is hardly ever without its
-/// daemon for so long.
+/// The time for which the counts of a silent VM are kept one by one. A proxy is hardly ever without
+/// its daemon for so long.
 const VM_KEPT: Duration = Duration::from_secs(3600);
 
 /// The interval at which the store looks for names and VMs that are no longer reported.
@@ -61,21 +61,22 @@ const EXPIRY_INTERVAL: Duration = Duration::from_secs(10);
 /// All counters of the daemon.
 #[derive(Debug, Default)]
 pub struct CounterStore {
-    /// Pool updates refused by proxies.
+    /// The number of pool updates that proxies refused.
     pub pool_updates_refused: u64,
-    /// EDS responses refused by Envoys.
+    /// The number of EDS responses that Envoys refused.
     pub eds_refused: u64,
-    /// EDS responses that were not applied in time: pool updates no longer wait for them.
+    /// The number of EDS responses that Envoys did not apply in time. Pool updates no longer wait
+    /// for them.
     pub eds_unanswered: u64,
-    /// Pools that proxies requested although their certificates give no access.
+    /// The number of pools that proxies requested although their certificates give no access.
     pub pools_refused: u64,
-    /// Other messages of proxies that exceeded a limit.
+    /// The number of other messages of proxies that exceeded a limit.
     pub messages_refused: u64,
-    /// Reports received.
+    /// The number of received reports.
     pub reports: u64,
-    /// Parts of reports that could not be read, or named a pool that is not served.
+    /// The number of parts of reports that could not be read, or named a pool that is not served.
     pub reports_invalid: u64,
-    /// Writes of the snapshot file that failed.
+    /// The number of failed writes of the snapshot file.
     pub snapshot_write_errors: u64,
     vms: BTreeMap<VmKey, VmTotals>,
     usage: VmUsageByOrigin,
@@ -86,12 +87,13 @@ pub struct CounterStore {
 /// The counts of a pool that are kept for all VMs together.
 #[derive(Debug, Default)]
 struct MergedCounts {
-    /// `None` until the store follows the pool. Until then, counts of any endpoint are accepted.
+    /// The endpoints whose counts are accepted; `None` until the store follows the pool. Until
+    /// then, counts of any endpoint are accepted.
     known: Option<KnownEndpoints>,
     names: PoolNames,
-    /// Merged totals of retired VMs.
+    /// The merged totals of retired VMs.
     retired: CounterTotals,
-    /// The sum of the first reports of VMs: what they counted before this daemon knew them.
+    /// The sum of the first reports of VMs: the counts from before this daemon knew these VMs.
     first_reports: CounterTotals,
     /// The requests of each owner that arrived since the last [`CounterStore::take_arrivals`].
     arrivals: BTreeMap<Origin, PoolArrivals>,
@@ -105,7 +107,7 @@ pub struct VmReport {
     totals: CounterTotals,
 }
 
-/// Key of a VM's counts of one pool.
+/// The key of a VM's counts of one pool.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct VmKey {
     /// The process, as in [`ProxyProcess::id`].
@@ -136,7 +138,7 @@ struct VmTotals {
 
 impl CounterStore {
     /// Records the counts of a process's VMs for the pools that are served. Returns the endpoints
-    /// that got work since the last report or have some now. Endpoints of earlier stages, such as
+    /// that got work since the last report or have work now. Endpoints of earlier stages, such as
     /// prefill, have requests in flight but are not counted as picked.
     pub fn report(
         &mut self,
@@ -195,8 +197,8 @@ impl CounterStore {
         }
     }
 
-    /// Records the cumulative totals of this process's own ext_proc server for a pool. Returns
-    /// endpoints like [`Self::report`].
+    /// Records the cumulative totals of this process's own ext_proc server for a pool. Returns the
+    /// endpoints that got work or have work now, as [`Self::report`] does.
     pub fn report_local(
         &mut self,
         pool: &str,
@@ -273,8 +275,8 @@ impl CounterStore {
         totals
     }
 
-    /// Returns the time when a process last reported. `None` if it has not, or has been silent for
-    /// so long that its counts were merged.
+    /// Returns the time when a process last reported. Returns `None` if it has not, or has been
+    /// silent for so long that its counts were merged.
     #[must_use]
     pub fn reported_at(&self, peer: &ProxyProcess) -> Option<Instant> {
         let first = VmKey {
@@ -297,7 +299,7 @@ impl CounterStore {
             .unwrap_or_default()
     }
 
-    /// Returns the part of [`Self::totals`] that VMs counted before this daemon knew them.
+    /// Returns the part of [`Self::totals`] that VMs counted before this daemon knew these VMs.
     #[must_use]
     pub fn first_reports(&self, pool: &str) -> CounterTotals {
         let mut first = CounterTotals::default();
@@ -331,7 +333,7 @@ impl CounterStore {
         }
     }
 
-    /// Merges the counts of a VM into those of retired VMs.
+    /// Merges the counts of a VM into the counts of retired VMs.
     fn merge(&mut self, key: &VmKey, now: Instant) {
         if let Some(vm) = self.remove(key) {
             let MergedCounts { names, retired, .. } =
@@ -376,8 +378,8 @@ impl CounterStore {
 // === impl VmTotals ===
 
 impl VmTotals {
-    /// Returns what to do with those of the VM's names that pages do not show. If the VM was silent
-    /// for long, its names have expired, and their counts are left out.
+    /// Returns the treatment of the VM's names that pages do not show. If the VM was silent for
+    /// long, its names have expired, and their counts are left out.
     fn other_names(&self, now: Instant) -> OtherNames {
         if now.saturating_duration_since(self.updated_at) < NAME_KEPT {
             OtherNames::Count

@@ -1,5 +1,5 @@
-//! The EDS streams of Envoys, and what each acknowledged, while the stream is open and for some
-//! time after.
+//! The EDS streams of Envoys, and the revisions that each stream acknowledged, while the stream is
+//! open and for [`EDS_LINGER`] after.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::state::peer::{Origin, ProxyProcess, RemoteAddress, STREAMS_MAX};
 
-/// How long the acknowledgements of a closed EDS stream are still used for its Envoy. Envoy waits
-/// up to 30 s before it reconnects, and keeps its hosts until then.
+/// The time for which the acknowledgements of a closed EDS stream are still used for its Envoy.
+/// Envoy waits up to 30 s before it reconnects, and keeps its hosts until then.
 pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
 /// The maximum number of closed streams that are remembered, and of those of one owner, so that one
@@ -41,7 +41,7 @@ struct ClosedEdsStream {
 #[derive(Clone, Debug)]
 pub struct EdsStream {
     pub node_id: String,
-    /// The address that the Envoy connects from.
+    /// The address from which the Envoy connects.
     pub remote: RemoteAddress,
     /// The time when the stream was opened.
     pub since: SystemTime,
@@ -54,7 +54,7 @@ pub struct EdsStream {
 pub struct EdsAck {
     /// The newest EDS revision that the Envoy acknowledged; 0 means none.
     pub acked: u64,
-    /// The reason why the Envoy refused the last response; `None` if it did not.
+    /// The reason why the Envoy refused the last response; `None` if the Envoy did not refuse it.
     pub refused: Option<String>,
     /// Whether the Envoy has not applied the newest response for longer than
     /// [`crate::serve::eds::EDS_ACK_WAIT_MAX`].
@@ -182,7 +182,7 @@ impl EdsStream {
         (self.remote.origin.clone(), self.node_id.clone())
     }
 
-    /// Whether the stream is on the connection `remote`.
+    /// Returns whether the stream is on the connection `remote`.
     fn is_of(&self, remote: &RemoteAddress) -> bool {
         self.remote.socket.is_some() && self.remote.socket == remote.socket
     }
@@ -305,7 +305,7 @@ mod tests {
             ProxyEds::Acked(3),
             "a stream that acknowledged nothing is ignored"
         );
-        eds.close(9, now); // never opened
+        eds.close(9, now); // This stream was never opened.
         assert!(eds.by_envoy.is_empty());
     }
 }

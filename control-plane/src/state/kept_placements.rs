@@ -15,7 +15,7 @@ use crate::state::placement_shares::PlacingPeer;
 /// them yet: twice 300 prompts of 400 blocks.
 pub(super) const BYTES_KEPT_MAX: usize = 2 << 20;
 
-/// The maximum number of bytes of placements that are kept from one origin. Beyond that, the
+/// The maximum number of bytes of placements that are kept from one origin. Beyond this number, the
 /// origin's oldest placements are dropped, so one host does not displace the placements of all
 /// others. A proxy gets placements within 120 ms.
 pub(super) const BYTES_PER_ORIGIN_MAX: usize = BYTES_KEPT_MAX / 4;
@@ -23,8 +23,8 @@ pub(super) const BYTES_PER_ORIGIN_MAX: usize = BYTES_KEPT_MAX / 4;
 /// The maximum number of bytes that are kept from one owner while the pool has other owners.
 pub(super) const BYTES_PER_OWNER_MAX: usize = BYTES_KEPT_MAX / 4 * 3;
 
-/// How long placements are kept. A proxy's report is used for the same time. A proxy that has not
-/// read the placements by then is probably gone.
+/// The maximum time for which placements are kept. A proxy's report is used for the same time. A
+/// proxy that has not read the placements within this time is probably gone.
 pub(super) const KEPT_MAX: Duration = Duration::from_millis(SHARE_EXPIRY_MS);
 
 /// The placements of a pool for the proxies that have not got them yet.
@@ -32,7 +32,7 @@ pub(super) const KEPT_MAX: Duration = Duration::from_millis(SHARE_EXPIRY_MS);
 pub(super) struct KeptPlacements {
     /// The batches, oldest first.
     pub(super) batches: VecDeque<PlacementBatch>,
-    /// Number of the next placement.
+    /// The number of the next placement.
     pub(super) next: u64,
     pub(super) bytes: usize,
     /// The number of placements that some proxy did not get.
@@ -49,7 +49,8 @@ pub(super) struct PlacementBatch {
     pub(super) count: u64,
     /// The number of the first placement.
     pub(super) first: u64,
-    /// Empty if the placements were dropped because the origin has placed too much since.
+    /// The encoded placements; empty if they were dropped because the origin has placed too much
+    /// since.
     pub(super) encoded: EncodedPlacements,
 }
 
@@ -100,7 +101,7 @@ impl KeptPlacements {
         }
     }
 
-    /// Drops placements that are too old, and the oldest ones if there are too many.
+    /// Drops placements that are too old, and the oldest placements if there are too many.
     pub(super) fn drop_old(&mut self, origins: &mut OriginTable, now: Instant) {
         let is_over = |oldest: &mut PlacementBatch, bytes| {
             bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX

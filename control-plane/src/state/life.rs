@@ -24,7 +24,8 @@ pub struct DaemonLife {
 enum LeaseProof {
     /// No lease is needed, because there is only one daemon.
     NotNeeded,
-    /// The lease is needed. The time is when the last confirmed renewal began.
+    /// The lease is needed. The value is the time when the last confirmed renewal began, or `None`
+    /// before the first renewal.
     Renewed(Option<Instant>),
 }
 
@@ -65,7 +66,7 @@ impl DaemonLife {
         }
     }
 
-    /// Returns a version newer than all earlier ones of this daemon.
+    /// Returns a version newer than all earlier versions of this daemon.
     pub fn next_version(&self) -> Version {
         Version {
             term: self.term(),
@@ -77,7 +78,7 @@ impl DaemonLife {
         self.stream_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Whether the daemon leads now.
+    /// Returns whether the daemon leads now.
     #[must_use]
     pub fn leads(&self) -> bool {
         self.leadership.borrow().leads
@@ -115,8 +116,8 @@ impl DaemonLife {
         *self.lease() = LeaseProof::Renewed(Some(began));
     }
 
-    /// Whether it is certain that no other daemon led at some time after `moment`. A process that
-    /// was stopped for long may act as leader until its next renewal fails.
+    /// Returns whether it is certain that no other daemon led at any time after `moment`. A process
+    /// that was stopped for long may act as leader until its next renewal fails.
     #[must_use]
     pub fn is_sole_leader_since(&self, moment: Instant) -> bool {
         match *self.lease() {

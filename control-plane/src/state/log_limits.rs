@@ -10,16 +10,17 @@ use tokio::time::Instant;
 /// The maximum number of names in one line.
 const NAMES_SHOWN_MAX: usize = 8;
 
-/// The maximum length of a name in a line, in bytes. A byte may take six in the log.
+/// The maximum length of a name in a line, in bytes. A byte of a name may take six bytes in the
+/// log.
 const NAME_BYTES_SHOWN_MAX: usize = 64;
 
 /// The maximum number of lines about refusals in [`LINES_INTERVAL`], for all peers.
 const LINES_MAX: u32 = 10;
 
-/// See [`LINES_MAX`].
+/// The interval in which at most [`LINES_MAX`] lines are logged.
 const LINES_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Shows the first of some names, and the number of the others.
+/// Shows the first of some names, and the number of the other names.
 pub struct ShownNames<'n>(pub &'n [String]);
 
 /// Counts the lines about refusals.

@@ -125,7 +125,8 @@ fn vms() -> usize {
 
 #[test]
 fn many_pods_with_one_certificate_have_the_share_of_one() {
-    // When only addresses were counted: 0, 0, 1,000,000, 16, 999, 0 and 100 %.
+    // While the daemon counted only addresses, these values were 0, 0, 1,000,000, 16, 999, 0 and
+    // 100 %.
     assert_eq!(streams(StreamQuota::StateStream), 20);
     assert_eq!(streams(StreamQuota::EdsStream), 20);
     assert_eq!(queued(), 30);

@@ -35,9 +35,9 @@ struct ActiveProcesses {
 #[derive(Debug, Default)]
 pub(super) struct OriginTotals {
     pub(super) processes: u32,
-    /// Processes whose load report is used.
+    /// The number of processes whose load report is used.
     pub(super) active: u32,
-    /// Processes whose load report is used, or was used lately.
+    /// The number of processes whose load report is used, or was used within the last minute.
     pub(super) recent: u32,
     pub(super) kept: KeptPieces,
 }
@@ -45,7 +45,7 @@ pub(super) struct OriginTotals {
 /// The origins and placements of one owner.
 #[derive(Debug, Default)]
 pub(super) struct OwnerTotals {
-    /// Origins that have [`OriginTotals`].
+    /// The number of origins that have [`OriginTotals`].
     pub(super) origins: u32,
     pub(super) processes: u32,
     /// Processes whose load report is used, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
@@ -174,7 +174,7 @@ impl OriginTable {
         self.remove_left(origin);
     }
 
-    /// Removes an origin, and its owner, if nothing is left of it.
+    /// Removes an origin, and its owner, if they have neither processes nor placements.
     pub(super) fn remove_left(&mut self, origin: &Origin) {
         let owner = origin.owner();
         let left = self.origins.get(origin).is_some_and(OriginTotals::has_left);
@@ -226,8 +226,8 @@ impl OriginTable {
 // === impl OriginTotals ===
 
 impl OriginTotals {
-    /// Whether the origin has neither processes nor kept placements. Placements stay when the
-    /// processes have left, so that an origin gets no more room by connecting again.
+    /// Returns whether the origin has neither processes nor kept placements. Placements stay when
+    /// the processes have left, so that an origin gets no more room by connecting again.
     pub(super) fn has_left(&self) -> bool {
         self.processes == 0 && self.kept.pieces.is_empty()
     }

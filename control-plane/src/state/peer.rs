@@ -30,43 +30,46 @@ use tonic::transport::server::TcpConnectInfo;
 use crate::network::network;
 use crate::serve::listen::PeerName;
 
-/// The maximum number of streams of one kind served at once. A cluster has far fewer proxies, and
-/// memory allows far more streams.
+/// The maximum number of streams of one kind that are served at the same time. A cluster has far
+/// fewer proxies, and memory allows far more streams.
 pub const STREAMS_MAX: usize = 4096;
 
 /// The maximum number of streams of one kind from one origin. The limit is a sixteenth of all
-/// streams, so that only many hostile hosts together can use them up. One host runs far fewer
-/// proxies. A fleet with more proxies behind one address needs more daemons.
+/// streams, so that only many hostile hosts together can use up all streams. One host runs far
+/// fewer proxies. A fleet with more proxies behind one address needs more daemons.
 pub const STREAMS_PER_ORIGIN_MAX: usize = STREAMS_MAX / 16;
 
 /// The maximum number of bodies of HTTP calls from one origin that are being read, or have messages
-/// that wait. A process sends one at a time. Each may be as large as a message.
+/// that wait. A process sends one body at a time. Each body may be as large as a message.
 pub const UPLOADS_PER_ORIGIN_MAX: usize = 16;
 
-/// The maximum number of such bodies from all origins, 32 MiB in total.
+/// The maximum number of bodies as for [`UPLOADS_PER_ORIGIN_MAX`], but from all origins, 32 MiB in
+/// total.
 const UPLOADS_MAX: usize = 64;
 
-/// One in this many permits of each [`StreamQuota`] is reserved for owners that have few permits.
-/// So owners that use up their shares cannot keep out all others.
+/// The part of the permits of each [`StreamQuota`], as one in this many, that is reserved for
+/// owners with few permits. So owners that use up their shares cannot keep out all others.
 const RESERVED_PARTS: usize = 4;
 
-/// Only owners with fewer streams than this may take a reserved one. The number is a sixteenth of
-/// the reserved streams, and far more than the gateways of one namespace open.
+/// The number of streams below which an owner may take a reserved stream. The number is a sixteenth
+/// of the reserved streams, and far more than the gateways of one namespace open.
 const FEW_STREAMS: usize = STREAMS_MAX / RESERVED_PARTS / 16;
 
-/// Only origins with fewer calls than this may take a reserved one. A process sends one at a time,
-/// and the daemon may not have taken the messages of the one before.
+/// The number of calls below which an origin may take a reserved call. A process sends one call at
+/// a time, and the daemon may not have taken the messages of the call before.
 const FEW_UPLOADS: usize = 2;
 
 /// The maximum cost of the messages from one origin in a second, in bytes. The busiest proxy needs
-/// a tenth of it. Messages beyond it stay unread, so HTTP/2 flow control slows the sender down.
+/// a tenth of this cost. Messages beyond this cost stay unread, so HTTP/2 flow control slows the
+/// sender down.
 const COST_PER_SECOND: u32 = 64 << 20;
 
-/// An owner may send this many times [`COST_PER_SECOND`] while there are other owners.
+/// The maximum cost of the messages from one owner in a second while there are other owners, as a
+/// multiple of [`COST_PER_SECOND`].
 const OWNER_TIMES: u32 = 4;
 
-/// An origin may exceed [`COST_PER_SECOND`] for a short time, by the cost of this duration. This
-/// allows many proxies of one host to reconnect at once.
+/// The duration whose cost an origin may use in advance, so that it may exceed [`COST_PER_SECOND`]
+/// for a short time. So many proxies of one host can reconnect at the same time.
 const COST_BURST: Duration = Duration::from_secs(1);
 
 /// The fixed cost of a message, in bytes.
@@ -85,7 +88,7 @@ const STREAM_COST: usize = 1 << 20;
 pub struct Origin {
     /// The name in the client certificate, if there is one.
     pub certificate: Option<Arc<str>>,
-    /// The address without the port. For IPv6, the network of the address.
+    /// The address without the port. For IPv6, this is the network of the address.
     pub address: Option<IpAddr>,
 }
 
@@ -93,17 +96,17 @@ pub struct Origin {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteAddress {
     pub origin: Origin,
-    /// The address with its port, which identifies one connection. `None` if the address is
-    /// unknown.
+    /// The address with its port, which identifies one connection. The value is `None` if the
+    /// address is unknown.
     pub socket: Option<SocketAddr>,
 }
 
 #[derive(Clone, Debug)]
 pub struct ProxyProcess {
     pub node_id: String,
-    /// Identifies the certificate name (or address), the node id and the process id together, until
-    /// the daemon restarts. The process id itself is not kept, because another peer could take over
-    /// the stream with it. Logs and pages show this id instead.
+    /// A number that identifies the certificate name (or address), the node id and the process id
+    /// together, until the daemon restarts. The process id itself is not kept, because another peer
+    /// could take over the stream with it. Logs and pages show this id instead.
     pub id: u64,
     pub remote: RemoteAddress,
 }
@@ -122,8 +125,8 @@ pub enum StreamQuota {
 #[derive(Debug, Default)]
 pub struct OriginQuotas {
     table: Mutex<QuotaTable>,
-    /// Keys the hash of [`ProxyProcess::id`], so that a peer cannot choose a process id that yields
-    /// another peer's id.
+    /// The key of the hash for [`ProxyProcess::id`], so that a peer cannot choose a process id that
+    /// yields another peer's id.
     key: RandomState,
 }
 
@@ -139,7 +142,8 @@ struct QuotaTable {
 #[derive(Clone, Copy, Debug)]
 struct OriginUsage {
     taken: [usize; KINDS],
-    /// The time until which its rate is used up. If it is in the past, it may send at once.
+    /// The time until which the rate is used up. If the time is in the past, the next message may
+    /// be read immediately.
     paid_at: Instant,
 }
 
@@ -176,7 +180,8 @@ impl Origin {
         }
     }
 
-    /// Returns the two whose use of resources is limited: the owner, and the origin itself.
+    /// Returns the two identities whose use of resources is limited: the owner, and the origin
+    /// itself.
     #[must_use]
     pub fn levels(&self) -> [Self; 2] {
         [self.owner(), self.clone()]
@@ -249,7 +254,8 @@ impl StreamQuota {
     }
 
     /// Returns the numbers of permits below which an owner, and its origin, may take a reserved
-    /// one. All proxies of a namespace may have one certificate, so their owner may take several.
+    /// permit. All proxies of a namespace may have one certificate, so their owner may take several
+    /// permits.
     const fn few(self) -> (usize, usize) {
         match self {
             Self::StateStream | Self::EdsStream => (FEW_STREAMS, FEW_STREAMS),

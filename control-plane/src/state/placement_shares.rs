@@ -2,11 +2,12 @@
 //! proxies.
 //!
 //! A placement says which blocks of a prompt an endpoint has cached. A peer can report placements
-//! that no engine ever had. Other proxies cannot recognise this. So placements of an origin beyond
-//! its share of the endpoint's capacity are sent to them as claims ([`PlacementKind::OverShare`]).
-//! Other proxies treat a claim as cached, but it displaces no placement of others. A share limits
-//! an origin only while more blocks are placed at the endpoint than its engine computed. So a proxy
-//! that reports only what it sent loses nothing, however large its traffic is.
+//! that no engine ever had. Other proxies cannot recognise such placements. So the daemon sends
+//! placements of an origin beyond its share of the endpoint's capacity as claims
+//! ([`PlacementKind::OverShare`]). Other proxies treat a claim as cached, but the claim displaces
+//! no placement of others. A share limits an origin only while more blocks are placed at the
+//! endpoint than its engine computed. So a proxy that reports only what it sent loses nothing,
+//! however large its traffic is.
 //!
 //! Each origin has a share, and so has each owner while other owners have proxies in the pool. Only
 //! the last placements at the endpoint are counted: those that fill between half of its capacity
@@ -23,23 +24,24 @@ use scheduler::{EndpointMetrics, EndpointRef};
 use crate::pool::writer::PoolView;
 use crate::state::peer::Origin;
 
-/// One origin, or one of several owners, may fill one part in this many of an endpoint's capacity.
-/// If two proxies pick, most placements of each are claims, and last as long as without shares. If
-/// more than four report equally many placements, all are confirmed. If one of them lies, it then
-/// takes a quarter of the capacity from the others.
+/// The share of one origin, or of one of several owners, is one part in this many of an endpoint's
+/// capacity. If two proxies pick, most placements of each are claims, and last as long as without
+/// shares. If more than four report equally many placements, all are confirmed. If one of them
+/// reports false placements, it then takes a quarter of the capacity from the others.
 const SHARES: u32 = 4;
 
 /// The capacity of an endpoint whose KV cache is unknown, in blocks: the default of the prefix
 /// index.
 const CAPACITY_DEFAULT: u32 = 31_250;
 
-/// Tokens of a block of the prefix index: four bytes of text are about one token. With other block
-/// sizes the shares are larger or smaller than a quarter in proportion.
+/// The number of tokens in a block of the prefix index: four bytes of text are about one token.
+/// With other block sizes the shares are larger or smaller than a quarter in proportion.
 const BLOCK_TOKENS: u64 = BLOCK_BYTES_DEFAULT as u64 / 4;
 
-/// How many half blocks may be placed for each block that the engine computed. More than one block
-/// is allowed, because bytes for each token differ between texts, by less than half. A prompt that
-/// was wrongly believed to be cached needs no allowance, because the engine computes it.
+/// The number of half blocks that may be placed for each block that the engine computed. More than
+/// one block is allowed, because bytes for each token differ between texts, by less than half. A
+/// prompt that a proxy wrongly considered cached needs no allowance, because the engine computes
+/// it.
 const PLACED_HALVES: u64 = 3;
 
 /// The part of the capacity, as one in this many, that may be placed beyond what the engine is
@@ -54,7 +56,7 @@ const ORIGINS_MAX: usize = 256;
 /// The maximum number of processes of an origin counted one by one at an endpoint.
 const PROCESSES_MAX: usize = 32;
 
-/// Stands for all processes beyond [`PROCESSES_MAX`]. No process has this id.
+/// The id that stands for all processes beyond [`PROCESSES_MAX`]. No process has this id.
 const OTHER_PROCESSES: u64 = 0;
 
 /// The shares at the endpoints of one pool.
@@ -74,10 +76,10 @@ pub(super) struct PlacementShares {
 pub(super) struct PlacingPeer<'a> {
     pub(super) process_id: u64,
     pub(super) origin: &'a Origin,
-    /// The number of processes of that origin, at least one.
+    /// The number of processes of the peer's origin, at least one.
     pub(super) processes: u32,
     /// The number of origins of its owner that have processes in the pool, if another owner has
-    /// some too.
+    /// such origins too.
     pub(super) divided_by: Option<u32>,
 }
 
@@ -87,7 +89,7 @@ struct EndpointShares {
     capacity: u32,
     blocks: u32,
     /// The blocks that the engine has computed since the first of these placements. The next field
-    /// is its token counter as last scraped.
+    /// is the engine's token counter as last scraped.
     computed: u64,
     computed_tokens: Option<u64>,
     by_owner: BTreeMap<Origin, OwnerBlocks>,
@@ -127,7 +129,8 @@ impl PlacementShares {
         }
     }
 
-    /// Divides confirmed placements of a peer into those within its share and those beyond it.
+    /// Divides confirmed placements of a peer into placements within its share and placements
+    /// beyond its share.
     pub(super) fn divide(&mut self, placements: &[u8], peer: PlacingPeer<'_>) -> EncodedPlacements {
         let mut divided = EncodedPlacements::default();
         for placement in placements::split(placements) {
@@ -191,7 +194,7 @@ impl EndpointShares {
         self.computed_tokens = tokens;
     }
 
-    /// Whether the engine has computed as much as was placed.
+    /// Returns whether the engine has computed as much as was placed.
     fn are_shown(&self) -> bool {
         let shown = self.computed * PLACED_HALVES / 2 + u64::from(self.capacity / UNSHOWN);
         self.computed_tokens.is_some() && u64::from(self.blocks) <= shown
@@ -218,8 +221,8 @@ impl EndpointShares {
 // === impl OwnerBlocks ===
 
 impl OwnerBlocks {
-    /// Counts a placement. Returns whether it is within the shares of the owner and the origin, or
-    /// within an equal part of them for each origin and process.
+    /// Counts a placement. Returns whether the placement is within the shares of the owner and the
+    /// origin, or within an equal part of these shares for each origin and process.
     fn place(&mut self, blocks: u32, peer: PlacingPeer<'_>, share: u32) -> bool {
         self.blocks = self.blocks.saturating_add(blocks);
         let of_origin = row(

@@ -25,7 +25,7 @@ pub type Proxies = BTreeMap<u64, ConnectedProxy>;
 /// The streams of proxies and Envoys.
 #[derive(Debug, Default)]
 pub struct ProxyTables {
-    /// Which client certificates give access to which pools.
+    /// The client certificates that give access to pools.
     pub(crate) clients: ClientNames,
     pub streams: watch::Sender<Proxies>,
     pub eds: watch::Sender<EdsStreams>,
@@ -55,7 +55,7 @@ pub struct ConnectedProxy {
 /// The state of a pool that a proxy has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyPool {
-    /// The pool update sent last, and the pool revision that it was made from.
+    /// The pool update that was sent last, and the pool revision from which it was made.
     pub sent: Option<(Version, u64)>,
     /// The newest pool update that the proxy acknowledged, and the pool revision that it was made
     /// from.
@@ -64,12 +64,13 @@ pub struct ProxyPool {
     pub acked_at: Option<Instant>,
     /// The number of endpoints that are withheld until the proxy's Envoy has them.
     pub withheld: usize,
-    /// The reason why the proxy refused the last pool update; `None` if it did not.
+    /// The reason why the proxy refused the last pool update; `None` if the proxy did not refuse
+    /// it.
     pub refused: Option<String>,
 }
 
-/// The membership of a stream's process in a pool whose load it shares. It ends with the stream, or
-/// when a newer stream of the process replaces the stream.
+/// The membership of a stream's process in a pool whose load it shares. The membership ends with
+/// the stream, or when a newer stream of the process replaces the stream.
 #[derive(Debug)]
 pub struct PoolMembership {
     tables: Arc<ProxyTables>,
@@ -170,8 +171,8 @@ impl ProxyTables {
         *self.own() = pools;
     }
 
-    /// Whether every proxy that requested `pool`, and this process's own ext_proc server, has
-    /// acknowledged a pool update of `revision` or newer.
+    /// Returns whether every proxy that requested `pool`, and this process's own ext_proc server,
+    /// has acknowledged a pool update of `revision` or newer.
     #[must_use]
     pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
         let proxies = self.streams.borrow();

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::state::backlog_sum::QueuedRequests;
 use crate::state::peer::Origin;
 
-/// How much of a pool's placements and load was sent to a proxy.
+/// The part of a pool's placements and load that was sent to a proxy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayCursor {
     pub(super) version: u64,
@@ -21,7 +21,7 @@ pub struct RelayCursor {
     pub(super) sent_at: Option<Instant>,
     /// The time until the next message.
     pub(super) interval: Duration,
-    /// Whether more was due than fits one message.
+    /// Whether more was due than fits into one message.
     pub(super) more: bool,
 }
 
@@ -51,8 +51,8 @@ pub(super) struct RelayProcess {
     pub(super) stamp: u64,
 }
 
-/// At least this many of a process's last claims are remembered, and at most twice as many. A busy
-/// proxy has half as many requests without a reply.
+/// The minimum number of a process's last claims that are remembered. The maximum is twice as many.
+/// A busy proxy has half as many requests without a reply.
 const CLAIMS_MAX: usize = 1_024;
 
 /// The last prompts that a process claimed when it sent them, each by its endpoint and the hash of
@@ -61,7 +61,8 @@ const CLAIMS_MAX: usize = 1_024;
 pub(super) struct ClaimedPrompts {
     newest: BTreeSet<(EndpointRef, u64)>,
     older: BTreeSet<(EndpointRef, u64)>,
-    /// A process does not know this key, so it cannot make two prompts with the same hash.
+    /// The key of the hashes. A process does not know this key, so it cannot make two prompts with
+    /// the same hash.
     key: RandomState,
 }
 
@@ -107,13 +108,13 @@ impl ClaimedPrompts {
 // === impl RelayCursor ===
 
 impl RelayCursor {
-    /// Returns the time when the proxy may next get a message. `None` means at once.
+    /// Returns the time when the proxy may next get a message. `None` means immediately.
     #[must_use]
     pub fn due_at(&self) -> Option<Instant> {
         self.sent_at.map(|at| at + self.interval)
     }
 
-    /// Whether something is due that did not fit into the last message.
+    /// Returns whether something is due that did not fit into the last message.
     #[must_use]
     pub fn has_more(&self) -> bool {
         self.more

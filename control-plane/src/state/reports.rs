@@ -71,10 +71,10 @@ impl RequestReports {
             );
         }
         // Counts are not recorded before the endpoints of a pool are known. The first report of a
-        // VM must be complete, because later ones are compared with it.
+        // VM must be complete, because later reports are compared with it.
         let views = self.pools.views.borrow().clone();
         report.retain(|vm| views.get(&vm.pool).is_some());
-        // Parses the reports before the counters are locked, so that other tasks do not wait.
+        // The reports are parsed before the counters are locked, so that other tasks do not wait.
         let totals: Vec<_> = report.into_iter().map(VmReport::from_vm).collect();
         let mut counters = self.counters();
         let mut reported: Vec<&str> = totals.iter().map(VmReport::pool).collect();

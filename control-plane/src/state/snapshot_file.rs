@@ -85,7 +85,7 @@ struct SavedEndpoint {
     metrics_path: Option<String>,
 }
 
-/// A snapshot file and when it was last written.
+/// A snapshot file, and the time when it was last written.
 #[derive(Debug)]
 pub struct SnapshotFile {
     path: PathBuf,
@@ -278,8 +278,8 @@ impl SnapshotFile {
             .ok()
     }
 
-    /// Whether this daemon wrote this content, or already has it. Otherwise another daemon has led
-    /// since then.
+    /// Returns whether this daemon wrote this content, or already has it. If the result is false,
+    /// another daemon has led meanwhile.
     #[must_use]
     pub fn knows(&self, saved: &SavedState) -> bool {
         self.known
@@ -294,7 +294,7 @@ impl SnapshotFile {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved.clone());
     }
 
-    /// Replaces the file by `saved` atomically, so that no reader finds a part of it.
+    /// Replaces the file by `saved` atomically, so that no reader finds a part of the file.
     ///
     /// # Errors
     /// Returns the error of the file system. In this case the old file is intact.

@@ -54,33 +54,33 @@ struct TrafficReading {
 pub struct TrafficSample {
     /// The end of the interval.
     pub at: SystemTime,
-    /// The length of the interval.
+    /// The length of the interval, in seconds.
     pub seconds: f64,
-    /// Requests begun.
+    /// The number of requests that began.
     pub requests: u64,
-    /// Answers with status 400 to 499.
+    /// The number of answers with status 400 to 499.
     pub client_errors: u64,
-    /// Answers with status 500 and above.
+    /// The number of answers with status 500 and above.
     pub server_errors: u64,
-    /// Requests that proxies refused.
+    /// The number of requests that proxies refused.
     pub refused: u64,
-    /// Tokens of prompts, as engines reported them.
+    /// The number of prompt tokens, as engines reported it.
     pub prompt_tokens: u64,
-    /// Tokens of prompts that engines had cached.
+    /// The number of prompt tokens that engines had cached.
     pub cached_tokens: u64,
-    /// Tokens generated.
+    /// The number of generated tokens.
     pub output_tokens: u64,
-    /// Requests in flight at the end of the interval.
+    /// The number of requests in flight at the end of the interval.
     pub running: u64,
-    /// Requests that flow control held at the end of the interval.
+    /// The number of requests that flow control held at the end of the interval.
     pub held: u64,
-    /// Requests with an SLO: met, missed, shed.
+    /// The numbers of requests with an SLO: met, missed, shed.
     pub slo: [u64; 3],
-    /// Time to the first token.
+    /// The time to the first token.
     pub ttft: Option<LatencyQuantiles>,
-    /// Time for each further token.
+    /// The time for each further token.
     pub tpot: Option<LatencyQuantiles>,
-    /// Time of whole exchanges.
+    /// The time of whole exchanges.
     pub duration: Option<LatencyQuantiles>,
 }
 
@@ -134,7 +134,7 @@ impl TrafficRecorder {
 // === impl TrafficHistory ===
 
 impl TrafficHistory {
-    /// Adds a sample of `pool`: the difference between `totals` and those of the last call.
+    /// Adds a sample of `pool`: the difference between `totals` and the totals of the last call.
     /// `earlier` has the counts from before this daemon ran. The first call adds no sample.
     pub fn record(
         &mut self,

@@ -1,4 +1,4 @@
-//! The build script, which gives the program its commit.
+//! Tests the build script, which gives the program its commit.
 
 use std::path::Path;
 use std::process::Command;

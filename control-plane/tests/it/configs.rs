@@ -19,7 +19,7 @@ const FOLDERS: [(&str, CheckVerdict); 3] = [
     ("invalid", CheckVerdict::Invalid),
 ];
 
-/// The files with their expected verdicts.
+/// Returns the files with their expected verdicts.
 fn files() -> Vec<(PathBuf, CheckVerdict)> {
     let of = |(folder, verdict): (&str, CheckVerdict)| {
         let entries = std::fs::read_dir(Path::new("tests/configs").join(folder)).unwrap(); // tests run in the folder of their crate
@@ -129,7 +129,8 @@ async fn the_daemon_starts_with_each_good_file_and_shows_it() {
     }
 }
 
-/// Damaged copies of a file: one line is lost, doubled, moved or cut, or the file ends early.
+/// Returns damaged copies of a file: one line is lost, doubled, moved or cut, or the file ends
+/// early.
 fn slips(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let joined = |lines: &[&str]| lines.join("\n") + "\n";

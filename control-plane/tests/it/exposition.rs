@@ -15,7 +15,8 @@ use rand::seq::IndexedRandom;
 use serde::Deserialize;
 use serde_json::json;
 
-/// Name, labels, value and timestamp as prometheus_client read them; numbers as text.
+/// The name, labels, value and timestamp of a sample as prometheus_client read them. Numbers are
+/// text.
 type ReferenceSample = (String, BTreeMap<String, String>, String, Option<String>);
 
 #[derive(Debug, Clone, PartialEq)]
@@ -130,7 +131,7 @@ fn pages_of_the_real_client_library_read_the_same() {
     }
 }
 
-/// A line of meaningful tokens in an order that is often wrong.
+/// Returns a line of meaningful tokens in an order that is often wrong.
 fn adversarial_line(rng: &mut StdRng) -> String {
     const NAMES: &[&str] = &[
         "a", "vllm:x", "_", "1a", "a-b", "a.b", "", "a b", "\"q\"", "nan", "inf",
@@ -209,10 +210,10 @@ fn is_bare_name(name: &str) -> bool {
     name.starts_with(|c: char| legal(c) && !c.is_ascii_digit()) && name.chars().all(legal)
 }
 
-/// The reason why our parser may refuse a line that `prometheus_client` accepts. The library is
-/// more lenient: its documentation says that "successful parsing does not imply that the parsed
-/// text meets the specification". Each reason is a rule of the format that the library does not
-/// check.
+/// Returns the reason why our parser may refuse a line that `prometheus_client` accepts. The
+/// library is more lenient: its documentation says that "successful parsing does not imply that the
+/// parsed text meets the specification". Each reason is a rule of the format that the library does
+/// not check.
 fn known_laxity(line: &str, read: &SampleReading) -> Option<&'static str> {
     let named_in_braces = line.contains("{\"q\"") || line.contains("__name__");
     if !is_bare_name(&read.name) && !named_in_braces {

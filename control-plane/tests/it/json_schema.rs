@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 /// A schema with definitions.
 pub(crate) struct JsonSchema(Value);
 
-/// Keywords that only describe.
+/// Keywords that only describe, so the comparison ignores them.
 const DESCRIPTIONS: [&str; 4] = ["$schema", "title", "description", "$defs"];
 
 // === impl JsonSchema ===
@@ -15,7 +15,7 @@ impl JsonSchema {
         Self(schema)
     }
 
-    /// Fails with the place of the first difference from the definition `name`.
+    /// Panics with the place of the first difference from the definition `name`.
     pub(crate) fn check(&self, name: &str, value: &Value) {
         if let Err(why) = self.compare(&self.0["$defs"][name], value, name) {
             panic!("{why} in {value:#}");

@@ -1,7 +1,7 @@
-//! Integration tests of the daemon: its parts through their public interfaces, against real
-//! counterparts where there are any.
+//! Integration tests of the daemon: its parts through their public interfaces, with real
+//! counterparts where such exist.
 
-#![cfg(test)] // so that lints treat helpers outside #[test] functions as test code
+#![cfg(test)] // With this attribute, lints treat helpers outside #[test] functions as test code.
 
 mod commit;
 mod configs;
@@ -9,7 +9,7 @@ mod daemon;
 mod docs;
 mod exposition;
 mod hostile;
-#[cfg(target_os = "linux")] // it reads /proc
+#[cfg(target_os = "linux")] // This module reads /proc.
 mod hostile_ext_proc;
 mod json_schema;
 mod manifests;

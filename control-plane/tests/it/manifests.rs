@@ -137,7 +137,7 @@ fn the_network_policy_is_of_the_ports_that_are_open() {
     assert_eq!(admitted, open);
 }
 
-/// The rendered charts that a test of the chart keeps equal to its templates.
+/// Returns the rendered charts that a test of the chart keeps equal to its templates.
 fn rendered_charts() -> Vec<(String, Vec<Value>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/charts/tests/golden");
     let files = std::fs::read_dir(folder).unwrap();
@@ -154,7 +154,7 @@ fn rendered_charts() -> Vec<(String, Vec<Value>)> {
     charts
 }
 
-/// Every object below `value` that has the key.
+/// Collects every object below `value` that has the key.
 fn with_key<'v>(value: &'v Value, key: &str, found: &mut Vec<&'v Value>) {
     match value {
         Value::Object(fields) => {
@@ -247,7 +247,7 @@ fn the_chart_gives_keys_to_their_group_only_and_names_the_proxies() {
             .filter_map(Value::as_str)
             .filter(|argument| argument.starts_with("--state-tls-client-names="))
             .count();
-        // With certificates of the user's own, the user chooses the names too.
+        // A user who provides certificates chooses the names too.
         let is_own = chart == "existing-secret.yaml";
         assert!(
             names > 0 || is_own,

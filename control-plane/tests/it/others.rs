@@ -1,10 +1,11 @@
-//! Configurations from other projects. The daemon accepts each file that the project's own picker
-//! loads.
+//! Configurations from other projects. Our daemon must accept each file that the other project's
+//! picker loads.
 //!
-//! `tests/configs/others.jsonl` has one line for each: where it is (repository, commit, path), and
-//! its settings. The settings were collected from public files of llm-d, KServe and the Gateway API
-//! Inference Extension, under the Apache License 2.0. They were reduced to what a reader looks at:
-//! no comments, no parameters of refused plugins, no addresses and no names of models.
+//! `tests/configs/others.jsonl` has one line for each file: its place (repository, commit, path),
+//! and its settings. The settings were collected from public files of llm-d, KServe and the Gateway
+//! API Inference Extension, under the Apache License 2.0. The settings were reduced to what a
+//! reader looks at: no comments, no parameters of refused plugins, no addresses and no names of
+//! models.
 //!
 //! 108 of the 351 texts found are left out: templates, fragments, files that their own project
 //! refuses, and files with types that no picker has.
@@ -37,7 +38,7 @@ struct OtherConfig {
 
 /// The parameters of llm-d-router at ebab687927f5 of August 2026, by type, without those of types
 /// that are refused here.
-#[rustfmt::skip] // a table
+#[rustfmt::skip] // The list is a table.
 const PARAMETERS: &[&str] = &[
     "label-selector-filter matchLabels matchExpressions",
     "by-label label validValues allowsNoLabel",

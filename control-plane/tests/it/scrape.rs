@@ -16,7 +16,7 @@ use server::{MetricsServer, ServerAnswer, page};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-/// A test that gets no event for this long fails.
+/// The maximum wait for an event. A test that gets no event for this long fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running scraper with its channels.
@@ -28,8 +28,8 @@ struct ScraperHarness {
     task: tokio::task::JoinHandle<()>,
 }
 
-/// Short intervals, and a deadline that even a busy machine meets, for tests that are not about
-/// deadlines.
+/// Returns a configuration with short intervals, and with a deadline that even a busy machine
+/// meets, for tests that are not about deadlines.
 fn config() -> ScrapeConfig {
     let intervals = ScrapeIntervals {
         idle: Duration::from_millis(20),
@@ -42,7 +42,7 @@ fn config() -> ScrapeConfig {
     }
 }
 
-/// Scrapes once, then not again during the test.
+/// Returns a configuration with which the scraper scrapes once, then not again during the test.
 fn once() -> ScrapeConfig {
     let long = Duration::from_secs(3600);
     ScrapeConfig {
@@ -114,7 +114,7 @@ impl ScraperHarness {
         }
     }
 
-    /// Expects the first failure in a row.
+    /// Waits for the next event, which must be the first failure in a row. Returns its reason.
     async fn failure(&mut self) -> FailReason {
         match self.next().await {
             ScrapeEvent::Failed(_, reason, 1) => reason,
@@ -378,8 +378,8 @@ async fn slow_and_silent_endpoints_meet_the_deadline() {
     }
 }
 
-/// An engine that serves adapters lists the names of its base model. The label of the metrics has
-/// the first name.
+/// Checks the names of models. An engine that serves adapters lists the names of its base model.
+/// The label of the metrics has the first name.
 #[tokio::test]
 async fn names_of_a_base_model_come_from_the_list_of_models() {
     let lora = r#"vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql",waiting_lora_adapters=""} 1"#;
@@ -503,7 +503,7 @@ async fn picked_endpoints_are_asked_at_once() {
     );
     rig.metrics().await;
     rig.hint.hint(id(1, 1));
-    rig.hint.hint(id(7, 7)); // an unknown endpoint
+    rig.hint.hint(id(7, 7)); // This endpoint is unknown.
     rig.metrics().await;
     rig.metrics().await;
 }

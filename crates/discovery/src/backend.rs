@@ -33,9 +33,9 @@ pub struct InstanceRecord {
     pub readiness: InstanceReadiness,
     /// The source of the instance's metadata.
     pub metadata: MetadataSource,
-    /// If two records have one address, the record with the greater value wins. A new pod may get
-    /// the IP address of an old pod whose record still exists. Each backend uses its own number,
-    /// which grows with time.
+    /// The rank among records with the same address: the record with the greater value replaces the
+    /// others. A new pod may get the IP address of an old pod whose record still exists. Each
+    /// backend uses its own number, which grows with time.
     pub freshness: u64,
 }
 
@@ -63,12 +63,12 @@ pub enum MetadataSource {
     At(SocketAddr),
 }
 
-/// What gateways do with a request for which no endpoint is picked.
+/// The action of gateways on a request for which no endpoint is picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PickerFailureMode {
-    /// Refuses the request.
+    /// The gateway refuses the request.
     Close,
-    /// Sends the request to any instance.
+    /// The gateway sends the request to any instance.
     Open,
 }
 
@@ -85,11 +85,12 @@ pub enum AppProtocol {
 /// The settings that an `InferencePool` has for gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolRequirements {
-    /// What gateways do with requests for which no endpoint is picked.
+    /// The action of gateways on a request for which no endpoint is picked.
     pub failure_mode: PickerFailureMode,
     /// The protocol towards instances.
     pub protocol: AppProtocol,
-    /// The endpoint picker that gateways call; `None` if the reference names no Service.
+    /// The endpoint picker that gateways call; `None` if the pool's reference to its picker names
+    /// no Service.
     pub picker: Option<PickerService>,
 }
 
@@ -107,7 +108,7 @@ pub struct PickerService {
 /// An event of a backend. The first event that changes the set is a [`BackendEvent::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendEvent {
-    /// The whole set. The new set replaces everything reported before.
+    /// The whole set of records. This set replaces everything that the backend reported before.
     Reset(Vec<Arc<InstanceRecord>>),
     /// A new record, or a new value of a known record.
     Apply(Arc<InstanceRecord>),
@@ -115,8 +116,8 @@ pub enum BackendEvent {
     Delete(Arc<str>),
     /// The backend cannot be reached or read, for this reason. The last set stays in use.
     Failed(String),
-    /// Settings for gateways from the registry (an `InferencePool` has them); `None` if there are
-    /// none or they were removed.
+    /// Settings for gateways from the registry (an `InferencePool` has them); `None` if the
+    /// registry has no settings, or no longer has them.
     Requirements(Option<PoolRequirements>),
     /// The backend cannot read optional data, for this reason; `None` when it can read the data
     /// again. The set of instances is complete without these data.
@@ -127,8 +128,8 @@ pub enum BackendEvent {
 
 /// Reports the registered instances.
 pub trait Backend: Send + Sync + 'static {
-    /// Follows one component. The stream ends only with the backend. After `relist` is notified, a
-    /// [`BackendEvent::Reset`] follows soon.
+    /// Returns the events of one component. The stream ends only with the backend. Soon after
+    /// `relist` is notified, the stream sends a [`BackendEvent::Reset`].
     fn follow(
         &self,
         component: &Component,
@@ -187,7 +188,7 @@ impl Component {
 /// Checks that a name is valid as a label, a key and a file name.
 ///
 /// # Errors
-/// Returns [`InvalidName`] if it is not.
+/// Returns [`InvalidName`] if the name is not valid.
 pub fn checked_name(name: &str) -> Result<&str, InvalidName> {
     let allowed = name
         .bytes()
@@ -206,7 +207,7 @@ pub fn checked_name(name: &str) -> Result<&str, InvalidName> {
 // === impl InstanceReadiness ===
 
 impl InstanceReadiness {
-    /// Whether the instance may get traffic.
+    /// Returns whether the instance may get traffic.
     pub fn may_serve(&self) -> bool {
         !matches!(self, Self::NotReady(_))
     }

@@ -7,14 +7,15 @@
 //! ```
 //! The directory is meant for one machine, or for a shared file system without a cluster. Writers
 //! rename whole files into place, so a reader never sees a partial file. Names that begin with a
-//! dot are skipped. Only the *content* of a file counts. A file with `heartbeat_seconds` must also
-//! be touched that often by a running process. After [`HEARTBEATS_MISSED_MAX`] missed heartbeats,
-//! its instance counts as dead. The reader measures that time on its own monotonic clock, from the
-//! time when it saw the timestamp change. So clock jumps and clock skew expire no instance. A file
-//! written by hand has no heartbeat and stays until it is removed.
+//! dot are skipped. Only the *content* of a file counts. A running process must also touch a file
+//! with `heartbeat_seconds` at this interval. After [`HEARTBEATS_MISSED_MAX`] missed heartbeats,
+//! the instance of the file counts as dead. The reader measures the time since the last heartbeat
+//! on its own monotonic clock, from the moment when it saw the timestamp change. So clock jumps and
+//! clock skew expire no instance. A file written by hand has no heartbeat and stays until it is
+//! removed.
 //!
-//! Kernel notifications trigger reads, and a poll finds the changes that they miss. Each read takes
-//! the whole directory.
+//! Kernel notifications trigger reads, and a poll finds the changes that the notifications miss.
+//! Each read covers the whole directory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -55,7 +56,8 @@ const LOOKS_APART: Duration = Duration::from_millis(5);
 /// cheap writes a second, and a dead process is noticed within 15 s.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// An instance counts as dead after this many missed heartbeats. A machine that swaps may miss two.
+/// The number of missed heartbeats after which an instance counts as dead. A machine that swaps may
+/// miss two heartbeats.
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
 
 /// The maximum number of entries of a folder that are listed. The maximum is higher than
@@ -127,7 +129,7 @@ impl Backend for DirectoryBackend {
 }
 
 struct DirectoryFollower {
-    /// `None` during a read.
+    /// The scanner of the folder; `None` while a read uses it.
     scanner: Option<DirectoryScanner>,
     looks: ScanTimer,
     folder: PathBuf,
@@ -188,7 +190,8 @@ impl DirectoryScanner {
         events
     }
 
-    /// Returns at most [`RECORDS_MAX`] files, known ones first, and a warning if there are more.
+    /// Returns at most [`RECORDS_MAX`] files, known files first, and a warning if the folder has
+    /// more files.
     fn limited(&self, mut paths: BTreeSet<PathBuf>) -> (BTreeSet<PathBuf>, Option<String>) {
         let beyond = paths.len().saturating_sub(RECORDS_MAX);
         if beyond == 0 {
@@ -271,8 +274,8 @@ impl DirectoryScanner {
             }
             None => {
                 // The age of a file is only a hint, because it depends on the wall clock. An
-                // instance with a new file counts as alive at once; an instance with an old file
-                // counts only after a heartbeat.
+                // instance with a new file counts as alive immediately; an instance with an old
+                // file counts only after a heartbeat.
                 let age = SystemTime::now()
                     .duration_since(modified)
                     .unwrap_or_default();
@@ -352,8 +355,8 @@ impl ScanTimer {
         }
     }
 
-    /// Waits until it is time to read. The watch is set before the read, so no change between them
-    /// is missed.
+    /// Waits until it is time to read. This function sets the watch before the read, so no change
+    /// between the two is missed.
     async fn next(&mut self, folder: &Path) {
         if !std::mem::take(&mut self.first) {
             let poll = if self.watcher.is_some() {
@@ -367,8 +370,7 @@ impl ScanTimer {
                 () = tokio::time::sleep(poll) => {}
             }
         }
-        // The watch is set again at each poll, because another folder may have replaced the folder
-        // under its name.
+        // The watch is set again at each poll, because another folder may now have the same path.
         self.watcher = self.watch(folder);
     }
 
@@ -376,8 +378,8 @@ impl ScanTimer {
         let wake = Arc::clone(&self.wake);
         let tell = move |event: notify::Result<notify::Event>| {
             use notify::event::{EventKind, ModifyKind};
-            // Heartbeats touch files, and the next poll sees them. Errors and overflows trigger a
-            // read.
+            // Heartbeats change only the timestamps of files, and the next poll sees them. Errors
+            // and overflows trigger a read.
             if !event.is_ok_and(|e| {
                 matches!(
                     e.kind,

@@ -1,4 +1,5 @@
-//! An instance as a JSON document, as registries store it: a directory in files, etcd under keys.
+//! An instance as a JSON document. A directory stores the document in a file, and etcd stores it
+//! under a key.
 //!
 //! ```json
 //! {"generation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
@@ -16,7 +17,7 @@ use crate::instance::Instance;
 use crate::metadata::{METADATA_BYTES_MAX, Metadata};
 use crate::registry::{Announcement, InstanceStatus, Registrant};
 
-/// The largest document, in bytes: metadata of the largest size, and room for the rest.
+/// The largest document, in bytes: metadata of the largest size, and room for the other fields.
 pub const DOCUMENT_BYTES_MAX: usize = METADATA_BYTES_MAX + (1 << 16);
 
 /// An instance as a document.
@@ -28,8 +29,8 @@ pub(crate) struct InstanceDocument {
     pub(crate) address: SocketAddr,
     #[serde(default = "yes")]
     pub(crate) ready: bool,
-    /// How often the registering process touches the file. The field is absent in files written by
-    /// hand, and in registries with leases.
+    /// The interval at which the registering process touches the file, in seconds. The field is
+    /// absent in files written by hand, and in registries with leases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) heartbeat_seconds: Option<u32>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

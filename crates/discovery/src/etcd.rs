@@ -11,8 +11,8 @@
 //!                └────── after a wait ──┘      a list replaces the set, so missed events do not matter
 //! ```
 //! A registrant that cannot reach etcd keeps serving and registers again when it can. A dead
-//! registrant disappears with its lease, after at most [`LEASE`], and at once when its handle is
-//! dropped. Pings on the connection notice a failed etcd within [`PING_INTERVAL`] and
+//! registrant disappears with its lease, after at most [`LEASE`], and immediately when its handle
+//! is dropped. Pings on the connection notice a failed etcd within [`PING_INTERVAL`] and
 //! [`PING_TIMEOUT`].
 
 use std::collections::BTreeMap;
@@ -43,7 +43,8 @@ use connection::{EtcdConnection, within};
 pub use lease::EtcdLease;
 pub use registry::{EtcdRegistry, LEASE};
 
-/// Generated from `etcd.proto` and committed; a test generates it again and compares.
+/// Code that is generated from `etcd.proto` and committed. A test generates the code again and
+/// compares.
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -73,7 +74,7 @@ pub struct Etcd {
 // === impl Etcd ===
 
 impl Etcd {
-    /// Creates a backend for that cluster. The backend does not connect yet.
+    /// Creates a backend for the cluster of `config`. The backend does not connect yet.
     ///
     /// # Errors
     /// Fails if no endpoint is given, or if an endpoint or a certificate is invalid.
@@ -117,7 +118,7 @@ struct EtcdFollower {
     watch: Option<Streaming<api::WatchResponse>>,
     /// The last record by key. A record stays in use if a new value cannot be read.
     known: BTreeMap<String, Arc<InstanceRecord>>,
-    /// Whether there are keys that are not in `known` because there are too many.
+    /// Whether etcd has keys that are not in `known`, because the component has too many keys.
     is_partial: bool,
     failures: u32,
     relist: Arc<Notify>,

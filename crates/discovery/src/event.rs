@@ -30,7 +30,7 @@ pub enum InstanceEvent {
     Removed(Arc<str>),
 }
 
-/// How metadata that an instance serves itself is used.
+/// The use of metadata that an instance serves itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MetadataPolicy {
     /// Metadata is not fetched.
@@ -57,7 +57,7 @@ pub struct InstanceSummary {
     pub since: SystemTime,
 }
 
-/// The state of an instance, and the reason.
+/// The state of an instance, and the reason for the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceState {
     /// The instance is published.
@@ -67,8 +67,8 @@ pub enum InstanceState {
     /// The instance is published, although the backend's first list after an outage does not have
     /// it.
     RemovalHeld,
-    /// The instance is published as unconfirmed. The backend reports that it is not ready, but not
-    /// because of the instance's own report.
+    /// The instance is published as unconfirmed. The backend reports that the instance is not
+    /// ready, but not because of the instance's own report.
     Unconfirmed(String),
     /// The backend reports that the instance is not ready.
     NotReady(String),

@@ -20,11 +20,12 @@ use crate::table::{MetadataRequest, MetadataResponse};
 /// The maximum time that one fetch may take, from connecting to the last byte.
 pub(crate) const FETCH_DEADLINE: Duration = Duration::from_secs(2);
 
-/// The maximum number of fetches at once. The metadata of a pool of a thousand instances arrives
-/// within about a second, with at most this many times [`METADATA_BYTES_MAX`] of memory.
+/// The maximum number of fetches that run at the same time. The metadata of a pool of a thousand
+/// instances arrives within about a second, with at most this many times [`METADATA_BYTES_MAX`] of
+/// memory.
 pub(crate) const FETCHES_MAX: usize = 32;
 
-/// The longest entity tag kept, in bytes; those of [`crate::serve`] have about 40.
+/// The longest entity tag kept, in bytes. The entity tags of [`crate::serve`] have about 40 bytes.
 const ETAG_BYTES_MAX: usize = 256;
 
 /// Fetches metadata from instances.

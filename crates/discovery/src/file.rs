@@ -31,8 +31,8 @@ use crate::{
 };
 
 /// Follows the endpoints file at `path`, which need not exist yet. An invalid endpoint makes the
-/// file invalid. Endpoints beyond [`INSTANCES_MAX`] are left out, which is also reported as an
-/// error.
+/// file invalid. The stream leaves out endpoints beyond [`INSTANCES_MAX`], and also reports them as
+/// an error.
 #[must_use]
 pub fn follow(path: impl Into<PathBuf>, local: LocalAddresses) -> SetChanges {
     futures::stream::unfold(FileWatcher::new(path), move |mut file| async move {
@@ -61,8 +61,8 @@ fn allowed(instances: Vec<Instance>, local: LocalAddresses) -> Result<Vec<Instan
     Ok(instances)
 }
 
-/// Returns the first [`INSTANCES_MAX`] endpoints of the file. If there are more, also an error that
-/// names the first one that is left out.
+/// Returns the first [`INSTANCES_MAX`] endpoints of the file. If the file has more, also returns an
+/// error that names the first endpoint that is left out.
 fn limited(mut instances: Vec<Instance>) -> Vec<SetChange> {
     let beyond = instances.split_off(instances.len().min(INSTANCES_MAX));
     let mut changes = vec![SetChange::Reset(instances)];

@@ -13,11 +13,11 @@ use tokio::time::Instant;
 use crate::whole_file;
 
 /// The interval at which a file is read. Reading 1 MiB takes well under a millisecond, and users
-/// expect an edit to take effect at once.
+/// expect an edit to take effect immediately.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long new content must stay the same before it is used. The time is longer than a writer
-/// takes between two writes to one file.
+/// The time for which new content must stay the same before it is used. The time is longer than a
+/// writer takes between two writes to one file.
 pub const SETTLE: Duration = Duration::from_millis(50);
 
 /// The largest file, in bytes. llm-d has the same limit for an endpoints file.
@@ -27,24 +27,25 @@ pub const FILE_BYTES_MAX: u64 = 1 << 20;
 /// configured thing.
 pub const FILES_MAX: usize = 256;
 
-/// The maximum number of bytes of all files of a folder together, because every poll reads all of
-/// them.
+/// The maximum number of bytes of all files of a folder together, because every poll reads all
+/// files.
 pub const FOLDER_BYTES_MAX: usize = 4 << 20;
 
-/// File name extensions that are read in a folder. Hidden files, such as those of an editor or a
-/// mounted ConfigMap, are skipped.
+/// The extensions of the files that are read in a folder. Hidden files, such as those of an editor
+/// or a mounted ConfigMap, are skipped.
 pub const FOLDER_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// The content, or the reason why it could not be read.
+/// The content at a path, or the reason why the content could not be read.
 pub type FileContent<C = String> = Result<C, ReadError>;
 
-/// Content that can be followed.
+/// Content that a [`PathWatcher`] can follow.
 pub trait Readable: Clone + PartialEq + Send {
     /// Reads the current content at `path`.
     fn read(path: &Path) -> impl Future<Output = FileContent<Self>> + Send;
 }
 
-/// The path and text of the file at a path, or of all files of the folder there, sorted by name.
+/// The path and text of the file at a path, or of all files of the folder at this path, sorted by
+/// name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSet(pub Vec<(PathBuf, String)>);
 
@@ -92,7 +93,8 @@ impl<C: Readable> PathWatcher<C> {
         &self.path
     }
 
-    /// Waits until the content changes; the first call returns the current content. Cancel-safe.
+    /// Waits until the content changes; the first call returns the current content. The call is
+    /// cancel-safe.
     pub async fn changed(&mut self) -> FileContent<C> {
         loop {
             tokio::time::sleep_until(self.next_look).await;
@@ -127,7 +129,7 @@ impl Readable for FileSet {
     }
 }
 
-/// Reads the file at `path`, or all files of the folder there.
+/// Reads the file at `path`, or all files of the folder at `path`.
 ///
 /// # Errors
 /// Returns [`ReadError`], which names the file or folder and the reason. An unreadable file is an
@@ -202,7 +204,7 @@ pub async fn read(path: &Path) -> FileContent {
 mod tests {
     use super::*;
 
-    /// Whether many polls find nothing new.
+    /// Returns whether many polls find nothing new.
     async fn quiet<C: Readable>(file: &mut PathWatcher<C>) -> bool {
         tokio::time::timeout(POLL_INTERVAL * 20, file.changed())
             .await

@@ -13,15 +13,15 @@ pub struct Instance {
     /// The namespace in which the name is unique; [`NAMESPACE_DEFAULT`] when the source has none.
     pub namespace: String,
     /// The generation: which process has this name (in Kubernetes the pod's UID). State that was
-    /// learned about another generation does not apply to this generation. Empty if the source has
-    /// no generation.
+    /// learned about another generation does not apply to this generation. The text is empty if the
+    /// source has no generation.
     pub generation: String,
     /// The address for requests. The address is always an IP address, because Envoy gets it
     /// unchanged and resolves no names.
     pub address: SocketAddr,
-    /// Labels, sorted by key.
+    /// The labels, sorted by key.
     pub labels: Vec<(String, String)>,
-    /// The location of its metrics, if it differs from the settings of the pool.
+    /// The location of the instance's metrics, if it differs from the settings of the pool.
     pub metrics: InstanceMetricsLocation,
     /// The metadata of the instance, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
@@ -34,20 +34,20 @@ pub struct Instance {
 /// The location of an instance's metrics; `None` uses the setting of the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InstanceMetricsLocation {
-    /// TLS or plaintext.
+    /// The scheme: TLS or plaintext.
     pub scheme: Option<MetricsScheme>,
     /// The port. If neither the instance nor the pool sets one, it is the port of the address.
     pub port: Option<u16>,
-    /// Path, with its leading slash.
+    /// The path, with its leading slash.
     pub path: Option<String>,
 }
 
-/// How metrics are fetched.
+/// The scheme by which metrics are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsScheme {
-    /// Plaintext.
+    /// Metrics are fetched in plaintext.
     Http,
-    /// TLS.
+    /// Metrics are fetched by TLS.
     Https,
 }
 
@@ -72,8 +72,8 @@ pub const NAMESPACE_DEFAULT: &str = "default";
 pub const INSTANCES_MAX: usize = 1024;
 
 /// The maximum number of records of one component that a backend keeps. Records beyond
-/// [`INSTANCES_MAX`] are not published until a published record disappears. So every instance can
-/// be replaced at once.
+/// [`INSTANCES_MAX`] are not published until a published record disappears. So all instances can be
+/// replaced at the same time.
 pub const RECORDS_MAX: usize = 2 * INSTANCES_MAX;
 
 /// The maximum number of bytes of labels of one instance, keys and values together, so that a full
@@ -143,7 +143,8 @@ impl Instance {
 /// Checks the rules that hold for every backend: number, sizes, and unique names and addresses.
 ///
 /// # Errors
-/// Fails if there are too many instances or one breaks a rule, and names that instance.
+/// Fails if there are too many instances or if an instance breaks a rule. The error names this
+/// instance.
 pub fn validate(instances: &[Instance]) -> Result<(), String> {
     if instances.len() > INSTANCES_MAX {
         return Err(format!(

@@ -59,7 +59,7 @@ pub use slices::{PortRule, SliceIndex};
 /// The label with the namespace in the serving system, on a pod and in the selector of its Service.
 pub const NAMESPACE_LABEL: &str = "nvidia.com/dynamo-namespace";
 
-/// The label with the component.
+/// The label with the name of the component, on a pod and in the selector of its Service.
 pub const COMPONENT_LABEL: &str = "nvidia.com/dynamo-component";
 
 /// The label of a slice with the name of its Service.
@@ -73,8 +73,8 @@ const SERVICES_MAX: usize = 32;
 /// faster.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long the first set waits for the labels of the pods. An API server that has just sent the
-/// slices sends pods as quickly, unless the daemon may not read pods.
+/// The maximum time that the first set waits for the labels of the pods. An API server that has
+/// just sent the slices sends pods as quickly, unless the daemon may not read pods.
 const LABELS_WAIT: Duration = Duration::from_secs(3);
 
 /// A Kubernetes cluster as a discovery backend.
@@ -200,7 +200,7 @@ struct KubernetesFollower {
     index: SliceIndex,
     pods: ObjectWatch<Pod>,
     labels: PodLabels,
-    /// True once the labels of the pods are known, or once it is known that they cannot be read.
+    /// Whether the labels of the pods are known, or are known to be unreadable.
     labelled: bool,
     /// The time until which the first set waits for the labels, because readers would treat a set
     /// without labels as complete.
@@ -230,8 +230,8 @@ impl ComponentFollower for KubernetesFollower {
 }
 
 impl KubernetesFollower {
-    /// Updates the Services that select the component. When they change, the slices are listed
-    /// again. Until then the old set stays in use.
+    /// Updates the Services that select the component. When these Services change, the slices are
+    /// listed again. Until then the old set stays in use.
     fn service(&mut self, event: ObjectWatchEvent<Service>) -> Vec<BackendEvent> {
         let selects = |service: &Service| selects(service, &self.component);
         let mut names = self.names.clone();
@@ -295,7 +295,8 @@ impl KubernetesFollower {
             ObjectWatchEvent::Deleted(slice) => self.index.delete(&slice.name_any()),
             ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
-        // While the first set is held back, report no change: the set will contain it.
+        // While the first set is held back, no change is reported, because the set will contain the
+        // change.
         if self.withheld.is_some() {
             Vec::new()
         } else {
@@ -358,7 +359,7 @@ impl KubernetesFollower {
     }
 }
 
-/// Whether the Service selects exactly the pods of that component.
+/// Returns whether the Service selects exactly the pods of that component.
 fn selects(service: &Service, component: &Component) -> bool {
     let selector = service.spec.as_ref().and_then(|s| s.selector.as_ref());
     selector.is_some_and(|selector| has_labels(selector, component))

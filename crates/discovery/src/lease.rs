@@ -10,9 +10,9 @@
 //! Clocks are not compared. A candidate measures on its own monotonic clock how long the record has
 //! not changed. A leader stops leading after [`RENEW_DEADLINE`] without a confirmed renewal, before
 //! any candidate may take the lease. Writes are compare-and-swap, so only one of two candidates
-//! that try at once succeeds. A leader that stops gracefully releases the lease, and another
-//! process leads within [`STANDBY_PERIOD`]. After a leader that is killed, another process leads
-//! within [`LEASE_DURATION`] and one [`STANDBY_PERIOD`], both lengthened by the jitter.
+//! that try at the same time succeeds. A leader that stops gracefully releases the lease, and
+//! another process leads within [`STANDBY_PERIOD`]. After a leader that is killed, another process
+//! leads within [`LEASE_DURATION`] and one [`STANDBY_PERIOD`], both lengthened by the jitter.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How long other processes respect a lease that is not renewed.
+/// The time for which other processes respect a lease that is not renewed.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
 
-/// How long the leader continues to lead without a confirmed renewal.
+/// The time for which the leader continues to lead without a confirmed renewal.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The interval at which the leader renews the lease.
@@ -40,7 +40,7 @@ const ATTEMPT_DEADLINE: Duration = Duration::from_secs(4);
 /// A lease as read from the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseRecord {
-    /// The holder; empty if there is none.
+    /// The name of the holder; empty if the lease has no holder.
     pub holder: String,
     /// A version that changes with each write.
     pub version: String,
@@ -83,7 +83,7 @@ impl Election {
         }
     }
 
-    /// Records the lease as read from the store. Returns whether this process may write it.
+    /// Records the lease as read from the store. Returns whether this process may write the lease.
     fn read(&mut self, found: Option<&LeaseRecord>, now: Instant) -> bool {
         let Some(found) = found else {
             self.lease = None;
@@ -138,8 +138,8 @@ impl Election {
 /// the lease.
 ///
 /// `me` must be unique to this process, because two processes with one name would both lead. Only
-/// `stop` ends the campaign. Errors of the store go to `failed`. `renewed` receives the time at
-/// which each confirmed renewal began.
+/// `stop` ends the campaign. `failed` receives the errors of the store. `renewed` receives the time
+/// at which each confirmed renewal began.
 pub async fn campaign(
     store: &dyn LeaseStore,
     me: String,

@@ -83,7 +83,7 @@ pub use watch::{
 /// [`SetChange::Unreadable`] before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetChange {
-    /// The whole set. The new set replaces everything reported before.
+    /// The whole set of instances. This set replaces everything reported before.
     Reset(Vec<Instance>),
     /// The source cannot be read or is invalid, for this reason. The last set stays in use.
     Unreadable(String),

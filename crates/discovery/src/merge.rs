@@ -1,10 +1,10 @@
 //! Merges several sources into one pool, for example the components of prefill and of decode
 //! workers.
 //!
-//! The first set is sent when every source has sent its own, because readers would treat decoders
-//! without prefillers as the complete pool. After that each source changes independently, and a
-//! source that fails keeps its last set. If two sources have an instance of the same name or
-//! address, the earlier source wins.
+//! This module sends the first set when every source has sent its own set, because readers would
+//! treat decoders without prefillers as the complete pool. After that each source changes
+//! independently, and a source that fails keeps its last set. If two sources have an instance of
+//! the same name or address, the instance of the earlier source is used.
 
 use std::collections::BTreeSet;
 
@@ -14,9 +14,9 @@ use crate::{Instance, SetChange, SetChanges};
 
 /// One of several sources.
 pub struct MergeSource {
-    /// The changes of its set.
+    /// The changes of the source's set.
     pub changes: SetChanges,
-    /// Labels for its instances that do not have them.
+    /// The labels that the source's instances get, unless an instance already has the label.
     pub labels: Vec<(String, String)>,
 }
 
@@ -82,7 +82,7 @@ impl MergedChanges {
         }
     }
 
-    /// Returns the whole set of instances. `None` until every source has sent its set.
+    /// Returns the whole set of instances. Returns `None` until every source has sent its set.
     fn all(&self) -> Option<Vec<Instance>> {
         let mut all = Vec::new();
         let mut names = BTreeSet::new();

@@ -1,5 +1,5 @@
 //! The metadata of an instance: a JSON object that the instance chooses. This module interprets
-//! some of its keys.
+//! some keys of this object.
 //!
 //! ```json
 //! {"Model": {"name": "Qwen3-32B", "type": "Completions", "runtime_config": {"total_kv_blocks": 24064, "max_num_seqs": 256}},
@@ -30,20 +30,20 @@ pub struct Metadata {
 /// A model that an instance serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelCard {
-    /// The name in requests.
+    /// The name of the model in requests.
     pub name: String,
-    /// `Completions`, `Chat`, ..., as the instance writes it.
+    /// The kind of the model (`Completions`, `Chat`, ...), as the instance writes it.
     pub kind: Option<String>,
     /// The engine's configuration.
     pub runtime: RuntimeConfig,
 }
 
-/// The engine's configuration. `None` means unknown.
+/// The engine's configuration. A value that is `None` is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
-    /// Blocks of the KV cache.
+    /// The number of blocks in the KV cache.
     pub total_kv_blocks: Option<u64>,
-    /// Tokens in one block.
+    /// The number of tokens in one block.
     pub kv_block_tokens: Option<u64>,
     /// The maximum number of sequences in one batch.
     pub max_num_seqs: Option<u64>,
@@ -122,7 +122,8 @@ impl Metadata {
             .collect()
     }
 
-    /// Returns the models that the instance serves; empty if it names none.
+    /// Returns the models that the instance serves. The list is empty if the metadata names no
+    /// model.
     pub fn models(&self) -> Vec<ModelCard> {
         self.try_models().unwrap_or_default()
     }
@@ -227,7 +228,8 @@ fn model(value: &Value) -> Result<ModelCard, MetadataError> {
     })
 }
 
-/// Whether this is the address that a server reports when it listens on all of its addresses.
+/// Returns whether this is the address that a server reports when it listens on all of its
+/// addresses.
 fn is_anywhere(ip: IpAddr) -> bool {
     ip.is_unspecified()
 }

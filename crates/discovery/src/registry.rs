@@ -1,8 +1,8 @@
 //! Registers instances: a handle keeps the registration, and ends it when dropped.
 //!
-//! One watch channel holds the state of the instance. The routes of [`crate::serve`] read it, the
-//! backend follows it, and only the handle writes it. So metadata can be read as soon as it is set,
-//! whether the instance is ready or not.
+//! One watch channel holds the state of the instance. The routes of [`crate::serve`] read this
+//! channel, the backend follows it, and only the handle writes to it. So metadata can be read as
+//! soon as it is set, whether the instance is ready or not.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -41,7 +41,7 @@ pub enum InstanceStatus {
     NotReady,
 }
 
-/// The process to register, in a registry that stores instances: its address and name.
+/// The address and the name of the process to register, for a registry that stores instances.
 #[derive(Clone, Debug)]
 pub struct Registrant {
     pub(crate) address: SocketAddr,
@@ -70,9 +70,9 @@ pub struct Announcement {
     pub generation: Arc<str>,
     /// The metadata of the instance.
     pub metadata: Arc<Metadata>,
-    /// Grows with each change of `metadata`.
+    /// A number that grows with each change of `metadata`.
     pub revision: u64,
-    /// Whether it may get traffic.
+    /// Whether the instance may get traffic.
     pub status: InstanceStatus,
 }
 
@@ -85,9 +85,9 @@ pub struct InstanceHandle {
 
 /// Ends the registration when dropped with its handle.
 pub(crate) struct Registration {
-    /// Publishes the state.
+    /// The task that publishes the state.
     pub(crate) task: Option<AbortHandle>,
-    /// Removes the registration. The call must not block for long.
+    /// The function that removes the registration. The function must not block for long.
     pub(crate) withdraw: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
@@ -155,7 +155,7 @@ impl InstanceHandle {
         &self.id
     }
 
-    /// Replaces the metadata of the instance. Readers get it at once.
+    /// Replaces the metadata of the instance. Readers get the new metadata immediately.
     ///
     /// # Errors
     /// Returns [`MetadataError`] if the metadata is too large, or a key that this crate reads has
@@ -179,7 +179,7 @@ impl InstanceHandle {
             .send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
     }
 
-    /// Receives the current state and every change of it.
+    /// Returns a receiver of the current state and of every change of this state.
     pub fn follow(&self) -> watch::Receiver<Announcement> {
         self.announcement.subscribe()
     }

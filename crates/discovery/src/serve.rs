@@ -1,7 +1,7 @@
 //! The routes of a registered process: `/metadata`, which discovery fetches, and `/health`, for its
 //! readiness probe.
 //!
-//! Mount them into an existing server of the process, or serve them on their own port with
+//! A process can add the routes to its existing server, or serve them on a port of their own with
 //! [`serve`].
 //!
 //! | request | answer |

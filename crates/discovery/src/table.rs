@@ -37,13 +37,13 @@ use crate::backend::{InstanceReadiness, InstanceRecord, MetadataSource};
 use crate::event::{ClockReading, InstanceEvent, InstanceState, InstanceSummary, MetadataPolicy};
 use crate::instance::{INSTANCES_MAX, Instance, LocalAddresses, validate_instance};
 
-/// How long a mass disappearance is delayed. An API server that restarts with cold caches, or an
-/// etcd whose leases expired together, is complete again within this time. Meanwhile, requests to
-/// servers that are really gone fail over.
+/// The time for which the removals of a mass disappearance are delayed. An API server that restarts
+/// with cold caches, or an etcd whose leases expired together, is complete again within this time.
+/// Meanwhile, requests to servers that are really gone fail over.
 pub const HOLD: Duration = Duration::from_secs(10);
 
 /// The minimum number of published instances for a delay of removals. Half of a smaller pool may
-/// well disappear at once.
+/// well disappear at the same time.
 pub const HOLD_INSTANCES_MIN: usize = 4;
 
 /// The maximum number of removed instances kept for display.
@@ -55,7 +55,7 @@ pub(crate) struct InstanceTable {
     policy: MetadataPolicy,
     local: LocalAddresses,
     rows: BTreeMap<Arc<str>, InstanceRow>,
-    /// The claims on each address; the greatest claim wins.
+    /// The claims on each address; the instance with the greatest claim gets the address.
     claims: HashMap<SocketAddr, BTreeSet<AddressClaim>>,
     due: BTreeSet<(Instant, Arc<str>)>,
     removed: VecDeque<InstanceSummary>,
@@ -73,7 +73,7 @@ type AddressClaim = (u64, String, Arc<str>);
 struct InstanceRow {
     record: Arc<InstanceRecord>,
     metadata: KnownMetadata,
-    /// The instance as it would be published if it wins its address, or the reason why it is not
+    /// The instance as it would be published if it gets its address, or the reason why it is not
     /// published.
     candidate: Result<Arc<Instance>, InstanceState>,
     claim: Option<(SocketAddr, AddressClaim)>,
@@ -85,8 +85,8 @@ struct InstanceRow {
 #[derive(Debug)]
 struct RemovalHold {
     until: Instant,
-    /// The instances that change when the hold ends. Each then gets its record here, or is removed
-    /// if it has none.
+    /// The instances that change when the hold ends. Each instance then gets the record in this
+    /// map, or is removed if the map has no record for it.
     doomed: BTreeMap<Arc<str>, Option<Arc<InstanceRecord>>>,
 }
 
@@ -174,7 +174,7 @@ impl InstanceTable {
         self.fill(now);
     }
 
-    /// Ends a hold that is due.
+    /// Ends the hold if its time is over.
     pub(crate) fn tick(&mut self, now: ClockReading) {
         let Some(hold) = self.hold.take_if(|hold| hold.until <= now.instant) else {
             return;
@@ -304,7 +304,7 @@ impl InstanceTable {
         });
     }
 
-    /// Updates an instance, and those that compete for its address.
+    /// Updates an instance, and the instances that compete for its address.
     fn refresh(&mut self, id: &Arc<str>, now: ClockReading) {
         let Some(row) = self.rows.get_mut(id) else {
             return;
@@ -356,7 +356,7 @@ impl InstanceTable {
         heir
     }
 
-    /// Publishes the change of an instance, if there is one.
+    /// Publishes the change of an instance, if the instance has changed.
     fn settle(&mut self, id: &Arc<str>, now: ClockReading) {
         let held = self.is_held(id);
         let owner = self.owner(id).cloned();
@@ -413,7 +413,7 @@ impl InstanceRow {
         )
     }
 
-    /// Returns the instance as it would be published if it wins its address, or the reason why it
+    /// Returns the instance as it would be published if it gets its address, or the reason why it
     /// is not published.
     fn candidate(
         &self,

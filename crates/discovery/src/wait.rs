@@ -1,4 +1,4 @@
-//! Waits until an optional time, and after errors.
+//! Waits until an optional time, and computes waits after errors.
 
 use tokio::time::Instant;
 
@@ -11,7 +11,7 @@ pub(crate) async fn sleep_until(at: Option<Instant>) {
 }
 
 /// Returns the time to wait after this many errors in a row: from 250 ms, doubled up to 10 s. Half
-/// of the wait is random, so that not all daemons connect again at once.
+/// of the wait is random, so that not all daemons connect again at the same time.
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]
 pub(crate) fn wait_after(errors: u32) -> std::time::Duration {
     std::time::Duration::from_millis(250 << errors.min(16))

@@ -2,8 +2,8 @@
 //!
 //! Each followed component has one task. The task feeds events of the backend and metadata of
 //! instances into the component's [`InstanceTable`] and publishes the changes. A follower reads the
-//! changes. It subscribes under the lock under which the table changes, so no change is lost
-//! between a list and the watch after it. A follower that lags behind gets the current table
+//! changes. A follower subscribes under the lock under which the table changes, so no change is
+//! lost between a list and the watch after it. A follower that lags behind gets the current table
 //! instead of an unbounded queue, and does not slow other followers down.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -32,13 +32,14 @@ use crate::{SetChange, SetChanges};
 /// current table instead. A rollout of a full pool has fewer additions and removals.
 const EVENTS_MAX: usize = 2048;
 
-/// How long additions are collected before the daemon gets them. A rollout comes in bursts, and 20
-/// ms do not matter for a server that took a minute to load its model. Removals are sent at once.
+/// The time for which additions are collected before the daemon gets them. A rollout comes in
+/// bursts, and 20 ms do not matter for a server that took a minute to load its model. Removals are
+/// sent immediately.
 pub const GATHER: Duration = Duration::from_millis(20);
 
-/// How long the first set of instances waits for metadata. Otherwise a daemon that just became the
-/// leader would briefly remove every instance whose metadata has not arrived. The daemon does not
-/// wait longer for an instance that does not answer.
+/// The maximum time that the first set of instances waits for metadata. Without this wait, a daemon
+/// that just became the leader would briefly remove every instance whose metadata has not arrived.
+/// The daemon does not wait longer for an instance that does not answer.
 const FIRST_SET_MAX: Duration = Duration::from_secs(3);
 
 /// Lists and watches instances.
@@ -48,15 +49,15 @@ pub trait ServiceDiscovery: Send + Sync {
     ///
     /// # Errors
     /// Fails if a name is invalid, or if the backend was never reached. If the backend was reached
-    /// before and is not reachable now, this returns the last known set.
+    /// before and is not reachable now, the function returns the last known set.
     fn list_instances<'a>(
         &'a self,
         namespace: &'a str,
         component: &'a str,
     ) -> BoxFuture<'a, Result<Vec<Arc<Instance>>, DiscoveryError>>;
 
-    /// Watches the instances. First there is an [`InstanceEvent::Added`] for each instance that may
-    /// get traffic, then every change, without a gap.
+    /// Watches the instances. The stream begins with an [`InstanceEvent::Added`] for each instance
+    /// that may get traffic. Every change follows, without a gap.
     ///
     /// # Errors
     /// Returns only [`DiscoveryError::Name`], because a watch waits for a backend that cannot be
@@ -87,14 +88,14 @@ pub struct BackendStatus {
     pub last_contact: Option<SystemTime>,
     /// Settings for gateways, if the registry has them.
     pub requirements: Option<PoolRequirements>,
-    /// The reason why optional data cannot be read. The set is complete without these data. `None`
-    /// if they can be read.
+    /// The reason why optional data cannot be read. The set is complete without these data. The
+    /// value is `None` if these data can be read.
     pub warning: Option<String>,
 }
 
-/// [`ServiceDiscovery`] over any [`Backend`]. A component is followed from its first use until the
-/// `Discovery` is dropped. So listing a component again costs nothing, and returns the last known
-/// set during an outage.
+/// The [`ServiceDiscovery`] for any [`Backend`]. A component is followed from its first use until
+/// the `Discovery` is dropped. So listing a component again costs nothing, and returns the last
+/// known set during an outage.
 #[derive(Debug)]
 pub struct Discovery<B> {
     backend: B,
@@ -149,7 +150,7 @@ impl<B: Backend> Discovery<B> {
     }
 
     /// Follows a component for the daemon, as whole sets of instances. An addition is sent within
-    /// [`GATHER`] and a removal at once. Nothing is sent while nothing changes.
+    /// [`GATHER`] and a removal immediately. Nothing is sent while nothing changes.
     ///
     /// # Errors
     /// Returns [`DiscoveryError::Name`] if a name is invalid.
@@ -234,7 +235,7 @@ impl<B: Backend> ServiceDiscovery for Discovery<B> {
 pub struct WatchedComponent(Arc<ComponentHub>);
 
 impl WatchedComponent {
-    /// Follows the status of the backend and every change of it.
+    /// Returns a receiver of the backend's status and of every change of this status.
     pub fn status(&self) -> watch::Receiver<BackendStatus> {
         self.0.shared.status.subscribe()
     }
@@ -362,7 +363,7 @@ impl InstanceEvents {
         events
     }
 
-    /// Continues from the table: removes missing instances, and adds new or changed ones.
+    /// Continues from the table: removes missing instances, and adds new or changed instances.
     fn reconcile(&mut self) {
         let table = self.hub.shared.table();
         self.queue = BroadcastStream::new(self.hub.shared.events.subscribe());
@@ -434,7 +435,7 @@ struct SetFeed {
     /// The time when the set is due to be sent.
     due: Option<Instant>,
     synced: bool,
-    /// How long the first set may still wait to be complete; `None` after it was sent.
+    /// The time until which the first set may wait to be complete; `None` after this set was sent.
     first: Option<Instant>,
 }
 
@@ -454,8 +455,8 @@ impl SetFeed {
 
     async fn next(&mut self) -> SetChange {
         loop {
-            // Events come first: when the status says `synced`, all events of the first set have
-            // been sent.
+            // The events are read before the status. So when the status says `synced`, all events
+            // of the first set have been read.
             tokio::select! {
                 biased;
                 Some(event) = self.events.next() => match event {

@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// The maximum number of attempts to create the temporary file. Each time, a file of another
-/// process is in the way and is removed. One may be left over from a crash, and a second one may be
-/// from another writer at the same time.
+/// The maximum number of attempts to create the temporary file. Each attempt removes a file of
+/// another process that is in the way. One such file may be left over from a crash, and a second
+/// file may be from another writer at the same time.
 const ATTEMPTS_MAX: usize = 3;
 
-/// Opens a regular file. A named pipe in its place does not block.
+/// Opens a regular file. A named pipe at `path` does not block.
 ///
 /// # Errors
-/// Returns the error of the file system, or that it is not a regular file.
+/// Returns the error of the file system, or says that `path` is not a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).map_err(io::Error::other)?;
     let file = OpenOptions::new()
@@ -32,7 +32,8 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Reads a regular file of at most `bytes_max`.
 ///
 /// # Errors
-/// Returns the error of the file system, or that it is not a regular file, or is too large.
+/// Returns the error of the file system, or says that the file is not a regular file or is too
+/// large.
 pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?
@@ -60,7 +61,7 @@ pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
 /// Returns the error of the file system. In this case the old file is intact.
 pub fn replace(path: &Path, temporary: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut file = create(temporary, mode)?;
-    // At creation, the file's mode lacks the bits that the process masks.
+    // The umask of the process may have removed bits of the mode when the file was created.
     file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(content)?;
     file.sync_all()?;

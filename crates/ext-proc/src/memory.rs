@@ -41,7 +41,8 @@ const BODY_MAX: usize = 24 << 20;
 const SHARE: usize = 4;
 
 /// The streams of a client hold less than this many quarters of the bytes that other clients
-/// leave, and are at most as many quarters of the streams. The last quarter is four bodies of [`BODY_MAX`].
+/// leave, and are at most as many quarters of the streams. The last quarter is four bodies of
+/// [`BODY_MAX`].
 const CLIENT_QUARTERS: usize = 3;
 
 /// A stream holds at most one part in this many of what is left to its client.

@@ -1,6 +1,6 @@
 //! Accuracy of predictions, measured when their outcomes are known.
 
-/// Sums over predictions with a known outcome.
+/// The sums, over predictions with a known outcome, from which the accuracy is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Calibration {
     count: u64,
@@ -12,8 +12,8 @@ pub struct Calibration {
 // === impl Calibration ===
 
 impl Calibration {
-    /// Adds one outcome: the predicted median and p90, and the actual time, ms. Ignores it if a
-    /// number is not finite or the actual time is not positive.
+    /// Adds one outcome: the predicted median and p90, and the actual time, all in ms. Ignores it
+    /// if a number is not finite or the actual time is not positive.
     pub fn add(&mut self, middle_ms: f32, p90_ms: f32, actual_ms: f32) {
         let all = [middle_ms, p90_ms, actual_ms];
         if !all.iter().all(|ms| ms.is_finite()) || actual_ms <= 0.0 {
@@ -38,13 +38,13 @@ impl Calibration {
 
     /// Returns the mean pinball loss of the p90, in ms: 0.9 of the amount by which outcomes exceed
     /// the p90, and 0.1 of the amount by which they stay below it. The true p90 has the lowest
-    /// loss. `None` without outcomes.
+    /// loss. Returns `None` without outcomes.
     pub fn pinball90_ms(&self) -> Option<f64> {
         self.mean(self.pinball)
     }
 
-    /// Returns the share of outcomes at or below the predicted p90, which should be 0.9. `None`
-    /// without outcomes.
+    /// Returns the share of outcomes at or below the predicted p90, which should be 0.9. Returns
+    /// `None` without outcomes.
     pub fn coverage90(&self) -> Option<f64> {
         self.mean(count(self.covered))
     }

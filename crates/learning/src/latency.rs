@@ -1,11 +1,12 @@
 //! Learns a [`LatencyModel`] from finished requests.
 //!
 //! Each observation is added to a bounded, stratified window, so common requests do not displace
-//! rare ones. An observation updates the offset of its endpoint at once. When enough new
-//! observations have arrived, the learner fits new shapes (functions from features to a time) to
-//! the older part of the window. It tests them on the newest part, which was used neither for this
-//! fit nor for the current model, and adopts them only if they are better there. So there is one
-//! model at any time, whose shapes change slowly and whose offsets change quickly.
+//! rare observations. An observation updates the offset of its endpoint immediately. When enough
+//! new observations have arrived, the learner fits new shapes (functions from features to a time)
+//! to the older part of the window. The learner tests the new shapes on the newest part, which was
+//! used neither for this fit nor for the current model. It adopts the new shapes only if they
+//! predict this part better than the current shapes do. So the learner never has more than one
+//! model. The shapes of this model change slowly, and its offsets change quickly.
 //!
 //! ```text
 //! observe ──► endpoint offset, error of the prediction (for p90), window
@@ -38,7 +39,7 @@ use crate::step::{Comparison, StepLearner};
 use target::TargetModel;
 use window::{LatencyTarget, RequestSample, SampleWindow};
 
-/// The learner's use of an observation.
+/// The learner's decision about an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservationVerdict {
     Learned,
@@ -59,22 +60,25 @@ pub struct LearnerStatus {
     pub refused: u64,
     pub outvoted: u64,
     pub window: usize,
-    /// Fits whose shapes replaced the current ones.
+    /// The number of fits whose shapes replaced the current shapes.
     pub adopted: u64,
-    /// Fits that were rejected because they were no better on the newest observations.
+    /// The number of fits that the learner rejected, because they predicted the newest observations
+    /// no better than the current shapes.
     pub rejected: u64,
-    /// How often the learner detected that an endpoint, or the whole pool, had changed.
+    /// The number of times that the learner detected that an endpoint, or the whole pool, had
+    /// changed.
     pub drifts: u64,
 }
 
-/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. The learner has one writer, and
-/// the caller passes the time. The type has many fields because each observation changes nearly all
-/// of them.
+/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. The caller passes the current
+/// time, because the learner reads no clock. The type has many fields, because each observation
+/// changes nearly all of them.
 #[derive(Clone, Debug)]
 pub struct LatencyLearner {
     steps: StepLearner,
     origins: OriginVotes,
-    /// The prior with which learning began, and begins again after the learner forgot everything.
+    /// The prior with which learning began, and begins again after the learner has forgotten
+    /// everything.
     prior: Box<LearnerPrior>,
     /// The step model with which the current shapes were fitted.
     step: StepModel,
@@ -89,7 +93,7 @@ pub struct LatencyLearner {
     delay: f32,
     fitted_at_ms: Option<u64>,
     published_at_ms: Option<u64>,
-    /// Whether anything changed since the last publication.
+    /// Whether the learner has learned or forgotten something since it last published a model.
     changed: bool,
 }
 
@@ -99,21 +103,22 @@ struct LearnerPrior {
     latency: Option<LatencyModel>,
 }
 
-/// The origin of all observations if there is only one.
+/// The origin of all observations if only one origin observes.
 const ONLY_ORIGIN: u64 = 0;
 
-/// Valid range of TTFT, ms. The maximum is one hour, because a request that takes longer hangs.
+/// The valid range of a TTFT, in ms. The maximum is one hour, because a request that takes longer
+/// hangs.
 const TTFT_MS: RangeInclusive<f32> = 0.01..=3_600_000.0;
-/// Valid range of TPOT, ms.
+/// The valid range of a TPOT, in ms.
 const TPOT_MS: RangeInclusive<f32> = 0.001..=600_000.0;
 
-/// Minimum interval between two fits, and between two publications, in ms. Every proxy decodes each
-/// publication.
+/// The minimum interval between two fits, and between two publications, in ms. Publications have a
+/// minimum interval, because every proxy decodes each publication.
 const FIT_INTERVAL_MS: u64 = 1_000;
 const PUBLISH_INTERVAL_MS: u64 = 500;
 
 /// The number of outcomes over which `LatencyLearner::delay` is averaged. If the delay is below
-/// `DELAY_FRESH`, the prediction at the pick is taken as equal to a prediction made now.
+/// `DELAY_FRESH`, the learner treats the prediction at the pick as a prediction made now.
 const DELAY_OUTCOMES: f32 = 20.0;
 
 // === impl LatencyLearner ===
@@ -125,8 +130,8 @@ impl Default for LatencyLearner {
 }
 
 impl LatencyLearner {
-    /// Creates a learner from the models of an earlier one. `model` is used until a better one is
-    /// found, and `step` is the prior of the step model.
+    /// Creates a learner from the models of an earlier one. The learner uses `model` until it finds
+    /// a better model, and `step` is the prior of the step model.
     #[must_use]
     pub fn starting_from(step: &StepModel, model: Option<&LatencyModel>) -> Self {
         let in_force = model.map_or(step, |model| &model.step);
@@ -157,8 +162,8 @@ impl LatencyLearner {
         }
     }
 
-    /// Learns from one finished request. `predicted` is the prediction made at its pick, if there
-    /// was one.
+    /// Learns from one finished request. `predicted` is the prediction that was made when this
+    /// request was picked.
     pub fn observe(
         &mut self,
         observation: &Observation,
@@ -167,16 +172,16 @@ impl LatencyLearner {
         self.observe_of(ONLY_ORIGIN, observation, predicted)
     }
 
-    /// Does [`Self::observe`] if several proxies (origins) observe. One origin alone does not
-    /// decide what is learned.
+    /// Learns from one finished request as [`Self::observe`] does, if several proxies (origins)
+    /// observe. One origin alone does not decide what the learner learns.
     pub fn observe_of(
         &mut self,
         origin: u64,
         observation: &Observation,
         predicted: Option<&Prediction>,
     ) -> ObservationVerdict {
-        // By Little's law, while a request is in service, as many others end as were there when it
-        // arrived.
+        // By Little's law, while a request is in service, as many other requests end as were in
+        // service when this request arrived.
         self.judge_and_learn(
             origin,
             observation,
@@ -185,9 +190,9 @@ impl LatencyLearner {
         )
     }
 
-    /// Does [`Self::observe`] with a known `delay`: the number of outcomes of the same endpoint
-    /// that arrived between the pick and this outcome. The prediction at the pick did not know
-    /// them.
+    /// Learns as [`Self::observe`] does, with a known `delay`: the number of outcomes of the same
+    /// endpoint that arrived between the pick and this outcome. The prediction at the pick did not
+    /// know these outcomes.
     pub fn observe_after(
         &mut self,
         observation: &Observation,
@@ -225,8 +230,8 @@ impl LatencyLearner {
         verdict
     }
 
-    /// Returns how far an observation from `origin` is trusted. If the origin is outvoted, may
-    /// forget everything: see [`OriginVotes::forgets_outvoted`].
+    /// Returns how far an observation from `origin` is trusted. If the other origins outvote
+    /// `origin`, the learner may forget everything: see [`OriginVotes::forgets_outvoted`].
     fn trust(&mut self, origin: u64, observation: &Observation) -> OriginTrust {
         let Observation {
             endpoint,
@@ -257,8 +262,8 @@ impl LatencyLearner {
         trust
     }
 
-    /// Returns a learner that begins with these models. If it must forget everything, it begins
-    /// again with the prior of this learner.
+    /// Returns a learner that begins with these models. If the returned learner must forget
+    /// everything, it begins again with the prior of this learner.
     #[must_use]
     pub fn going_on_from(&self, step: &StepModel, model: Option<&LatencyModel>) -> Self {
         Self {
@@ -267,8 +272,8 @@ impl LatencyLearner {
         }
     }
 
-    /// Forgets everything that was learned, because unconfirmed samples were learned from an origin
-    /// that is outvoted or silent now.
+    /// Forgets everything that was learned, because the learner used unconfirmed samples from an
+    /// origin that is outvoted or silent now.
     pub fn start_again(&mut self) {
         let LearnerPrior { step, latency } = &*self.prior;
         let now_ms = self.steps.now_ms();
@@ -351,8 +356,8 @@ impl LatencyLearner {
         self.changed = true;
     }
 
-    /// Fits again if there is enough new data, and returns the current model if it is time to
-    /// publish it. Returns `None` when nothing has changed or there is no model yet.
+    /// Fits again if there is enough new data, and returns the current model if its next
+    /// publication is due. Returns `None` when nothing has changed or there is no model yet.
     pub fn publish(&mut self, now_ms: u64) -> Option<LatencyModel> {
         self.advance(now_ms);
         let due = |last: Option<u64>, interval_ms: u64| {
@@ -370,7 +375,7 @@ impl LatencyLearner {
         Some(model)
     }
 
-    /// Returns the current model; `None` before there is one.
+    /// Returns the current model. Returns `None` before the learner has a model.
     pub fn model(&self) -> Option<LatencyModel> {
         let ttft = self.ttft.predictor()?;
         let tpot = self.tpot.predictor()?;
@@ -404,13 +409,15 @@ impl LatencyLearner {
         })
     }
 
-    /// Calls [`StepLearner::has_compared`].
+    /// Returns whether the step model compared both times of `endpoint` with those of other
+    /// endpoints: see [`StepLearner::has_compared`].
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
         self.steps.has_compared(endpoint)
     }
 
     /// Returns the step model as learned until `now_ms`, on the clock of [`Self::publish`]. The
-    /// step model changes without observations too, because knowledge of an endpoint's speed fades.
+    /// step model changes without observations too, because the evidence for an endpoint's speed
+    /// counts less with time.
     pub fn step(&mut self, now_ms: u64) -> StepModel {
         self.advance(now_ms);
         self.steps.model()
@@ -430,7 +437,8 @@ impl LatencyLearner {
         }
     }
 
-    /// Fits both times if there is enough new data. Returns whether anything was fitted.
+    /// Fits the shapes of TTFT and TPOT if there is enough new data. Returns whether anything was
+    /// fitted.
     fn fit(&mut self) -> bool {
         let fresh = self.ttft.due() || self.tpot.due();
         if !fresh {

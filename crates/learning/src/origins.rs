@@ -7,7 +7,8 @@
 //! step, which is common to all endpoints, but not the speed of the endpoint. The learner forgets
 //! everything in one case: an origin whose samples were learned unconfirmed becomes silent or is
 //! outvoted, and the other samples do not fit the model. If there are no other samples to compare,
-//! it forgets only if that origin taught most of the model. A single origin is trusted completely.
+//! the learner forgets only if that origin taught most of the model. A single origin is trusted
+//! completely.
 
 use std::collections::BTreeMap;
 
@@ -18,34 +19,36 @@ use scheduler::EndpointRef;
 const ORIGINS_MAX: usize = 64;
 const VOTERS_MAX: usize = 16;
 
-/// How long an origin counts as observing, and its vote is used, in ms.
+/// The time after an observation for which its origin counts as observing, and the origin's vote is
+/// used, in ms.
 const ACTIVE_MS: u64 = 30_000;
 
 /// The time after which an origin counts as silent, in ms: longer than a usual pause, and short
-/// enough that what it alone taught is forgotten within 30 s.
+/// enough that what the silent origin alone taught is forgotten within 30 s.
 const SILENT_MS: u64 = 20_000;
 
-/// The learner forgets everything at most once in this time, in ms. Otherwise an origin that lies
-/// could prevent it from learning from others.
+/// The minimum time between two moments at which the learner forgets everything, in ms. Without
+/// this limit, an origin with false reports could prevent the learner from learning from others.
 const FORGET_INTERVAL_MS: u64 = 60_000;
 
-/// The number of samples that a vote remembers: few, so that votes follow an endpoint that changes.
+/// The number of samples that a vote remembers. The number is low, so that votes follow an endpoint
+/// that changes.
 const VOTE_SAMPLES: f64 = 8.0;
 
-/// A vote needs at least this many samples to be used.
+/// The minimum number of samples in a vote that is used.
 const VOTE_FROM: f64 = 4.0;
 
-/// The difference of one sample from a vote counts as at most this, as a logarithm, because one
-/// stall does not mean that the endpoint has changed.
+/// The maximum difference of one sample from a vote that counts, as a logarithm, because one stall
+/// does not mean that the endpoint has changed.
 const STEP_MAX: f64 = 2.0;
 
 /// The maximum distance of a trusted vote from the median, as a logarithm: a factor of 1.5. The
-/// noise of a vote is a quarter of that.
+/// noise of a vote is a quarter of this distance.
 const APART_MAX: f64 = 0.405;
 
-/// Confirmed samples from an origin may be this many times those from all others together, at each
-/// endpoint, and [`MORE_SAMPLES`] more. This has no effect on honest origins of unequal traffic,
-/// because their samples agree.
+/// The maximum number of confirmed samples from one origin at each endpoint: this multiple of the
+/// samples from all other origins together, and [`MORE_SAMPLES`] more. The maximum has no effect on
+/// honest origins of unequal traffic, because their samples agree.
 const TIMES_OTHERS: f64 = 2.0;
 const MORE_SAMPLES: f64 = 8.0;
 
@@ -66,7 +69,7 @@ pub(crate) enum VotedTime {
 pub(crate) enum OriginTrust {
     /// Other origins contradict the observation.
     Outvoted,
-    /// No other origin has observed this, or another origin disagrees.
+    /// No other origin has observed this time of the endpoint, or another origin disagrees.
     Unconfirmed,
     Confirmed,
 }
@@ -82,9 +85,11 @@ pub(crate) struct OriginVotes {
 struct OriginRow {
     /// The time of the last observation from the origin.
     at_ms: u64,
-    /// The number of its unconfirmed samples minus that of its confirmed samples; at least 0.
+    /// The number of the origin's unconfirmed samples minus the number of its confirmed samples; at
+    /// least 0.
     unconfirmed: u64,
-    /// The number of its samples that were learned since everything was last forgotten.
+    /// The number of the origin's samples that were learned since the learner last forgot
+    /// everything.
     taught: u64,
 }
 
@@ -94,7 +99,7 @@ struct Vote {
     /// The mean logarithm of the observed times as multiples of the expected times.
     mean: f64,
     samples: f64,
-    /// The number of its samples that were learned recently.
+    /// The number of the origin's samples that were learned recently.
     taught: f64,
     at_ms: u64,
 }
@@ -183,8 +188,8 @@ impl OriginVotes {
         }
     }
 
-    /// Returns the trust in an origin that agrees with the others. It depends on the origin's share
-    /// of the learned samples.
+    /// Returns the trust in an origin that agrees with the other origins. The trust depends on the
+    /// origin's share of the learned samples.
     fn share(votes: &[Vote], own: &Vote) -> OriginTrust {
         let others: f64 = votes.iter().map(|vote| vote.taught).sum::<f64>() - own.taught;
         if own.taught <= TIMES_OTHERS * others + MORE_SAMPLES {
@@ -194,7 +199,7 @@ impl OriginVotes {
         }
     }
 
-    /// Whether everything must be forgotten, because unconfirmed samples from `origin` were
+    /// Returns whether everything must be forgotten, because unconfirmed samples from `origin` were
     /// learned, and `origin` is outvoted now.
     pub(crate) fn forgets_outvoted(&self, origin: u64, now_ms: u64) -> bool {
         let row = self.origins.get(&origin);
@@ -203,8 +208,8 @@ impl OriginVotes {
             && self.fits(|vote| vote.origin != origin, now_ms) == Some(false)
     }
 
-    /// Whether everything must be forgotten, because unconfirmed samples from an origin were
-    /// learned, and it is silent now while others observe.
+    /// Returns whether everything must be forgotten, because unconfirmed samples from an origin
+    /// were learned, and this origin is silent now while other origins observe.
     pub(crate) fn forgets_silent(&self, now_ms: u64) -> bool {
         let is_silent = |row: &OriginRow| now_ms.saturating_sub(row.at_ms) >= SILENT_MS;
         let rows = || self.origins.values();
@@ -221,8 +226,8 @@ impl OriginVotes {
                 .unwrap_or(is_little)
     }
 
-    /// Whether the median of the votes that `which` selects, over all endpoints, fits the learned
-    /// model. `None` without votes.
+    /// Returns whether the median of the votes that `which` selects, over all endpoints, fits the
+    /// learned model. Returns `None` without votes.
     fn fits(&self, which: impl Fn(&Vote) -> bool, now_ms: u64) -> Option<bool> {
         let is_recent = |vote: &&Vote| {
             vote.samples >= VOTE_FROM && now_ms.saturating_sub(vote.at_ms) < SILENT_MS
@@ -261,7 +266,7 @@ impl OriginVotes {
 // === impl Vote ===
 
 impl Vote {
-    /// Returns the position of an origin's vote, which is created if there is none.
+    /// Returns the position of an origin's vote. Creates the vote if there is none.
     fn place(votes: &mut Vec<Self>, origin: u64, now_ms: u64) -> usize {
         if let Some(at) = votes.iter().position(|vote| vote.origin == origin) {
             return at;

@@ -40,7 +40,8 @@ pub use traffic::{TrafficTotals, TrafficWindow};
 use scheduler::latency::step::StepModel;
 use scheduler::metrics::{EndpointMetrics, SEQUENCES_MAX_ATTRIBUTE};
 
-/// The sequences that an engine runs at once if it does not report a limit: vLLM's default.
+/// The maximum number of sequences that an engine runs at the same time, if the engine reports no
+/// limit. The value is vLLM's default.
 const SEQUENCES_DEFAULT: f64 = 256.0;
 
 /// The maximum share of the KV cache that can be in use before engines preempt. Source: the
@@ -54,11 +55,12 @@ const STEP_TOKENS: f64 = 8_192.0;
 /// longer than the SLO.
 const WAIT_SHARE_MIN: f64 = 0.1;
 
-/// How many times the requests of all other owners those of one count in a mean, if that mean is
-/// greater.
+/// The maximum number of requests of one owner that count in a mean, as a multiple of the requests
+/// of all other owners. The maximum applies if it makes the mean greater.
 const TIMES_OTHERS: f64 = 3.0;
 
-/// Larger numbers are reduced to this number, so that products of two numbers stay finite.
+/// The largest number in a computation. Larger numbers count as this number, so that products of
+/// two numbers stay finite.
 const NUMBER_MAX: f64 = 1e15;
 
 /// The stages of a request (prefill, decode) that a group of endpoints serves.
@@ -69,17 +71,18 @@ pub enum ScalingRole {
     Both,
 }
 
-/// The goal of the operator.
+/// The operator's goal for the scaling signal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingGoal {
     /// The TTFT SLO, in seconds.
     pub ttft_s: f64,
-    /// The time within which a backlog is worked off, seconds.
+    /// The time within which a backlog is worked off, in seconds.
     pub drain_s: f64,
     /// The time from the order of a replica to its first request, in seconds.
     pub startup_s: f64,
-    /// Replicas in addition to those for a steady load. They serve load that rises faster than a
-    /// replica starts. A group without work gets none.
+    /// The number of replicas in addition to those for a steady load. The additional replicas serve
+    /// load that rises faster than a replica starts. A group without work gets no additional
+    /// replicas.
     pub spare: f64,
     /// The minimum and maximum number of replicas.
     pub replicas: (u32, u32),
@@ -90,17 +93,17 @@ pub struct ScalingGoal {
 pub struct RequestMix {
     pub per_second: f64,
     pub prompt_tokens: f64,
-    /// Tokens of a prompt that are not cached.
+    /// The number of uncached tokens of a prompt.
     pub uncached_tokens: f64,
     pub output_tokens: f64,
 }
 
-/// The room of an engine, as far as it is known.
+/// The room of an engine, as far as the room is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineSeats {
-    /// The maximum number of sequences at once.
+    /// The maximum number of sequences that the engine runs at the same time.
     pub sequences_max: Option<f64>,
-    /// Tokens that fit the KV cache.
+    /// The number of tokens that fit into the KV cache.
     pub kv_tokens: Option<f64>,
 }
 
@@ -109,7 +112,7 @@ pub struct EngineSeats {
 pub struct OutstandingWork {
     /// Relative times of a prefill and of a decode step: see [`StepModel::speed`].
     pub speed: (f32, f32),
-    /// Requests that proxies have in flight at the endpoint.
+    /// The number of requests that proxies have in flight at the endpoint.
     pub requests: f64,
     /// The part of `requests` whose first token has not arrived.
     pub prompts: f64,
@@ -129,11 +132,11 @@ pub struct ReportedRequests {
 #[derive(Clone, Copy, Debug)]
 pub struct ScalingGroup<'g> {
     pub role: ScalingRole,
-    /// The cost of a step of its engines.
+    /// The cost of a step of the group's engines.
     pub step: &'g StepModel,
     pub mix: RequestMix,
-    /// The requests of each owner of proxies, whose demands are added up; none if `mix` is all that
-    /// is known.
+    /// The requests of each owner of proxies. The demands of the owners are added up. The list is
+    /// empty if only `mix` is known.
     pub owners: &'g [RequestMix],
     /// Whether `mix` was measured for long enough: see [`TrafficWindow::is_measured`].
     pub measured: bool,
@@ -141,14 +144,15 @@ pub struct ScalingGroup<'g> {
     pub endpoints: &'g [OutstandingWork],
     /// The time since the order of each replica that does not serve yet, in seconds.
     pub starting: &'g [f64],
-    /// Requests that proxies hold until an endpoint has room.
+    /// The number of requests that proxies hold until an endpoint has room.
     pub held: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingSignal {
     /// The time that the group, starting replicas included, needs for all work in flight or queued,
-    /// in seconds. `None` if the group has no engines, or nothing is known about them.
+    /// in seconds. The value is `None` if the group has no engines, or if nothing is known about
+    /// its engines.
     pub backlog_s: Option<f64>,
     /// The number of replicas that the arriving requests keep busy.
     pub busy: f64,
@@ -247,8 +251,8 @@ impl ScalingGroup<'_> {
 
 impl RequestMix {
     /// Returns the mean of the requests of several owners. An owner may report many requests
-    /// without tokens. So each mean is at least the one in which no owner has more than three times
-    /// the requests of all others.
+    /// without tokens. So each mean is at least the mean in which no owner has more than three
+    /// times the requests of all others.
     #[must_use]
     pub fn joined(owners: &[Self]) -> Self {
         let per_second: f64 = owners.iter().map(|mix| known(mix.per_second)).sum();
@@ -282,7 +286,7 @@ impl RequestMix {
 
 impl ScalingRole {
     /// Returns the role of endpoints with this value of [`ROLE_LABEL`](scheduler::ROLE_LABEL).
-    /// `None` if they serve no stage that has a step model.
+    /// Returns `None` if they serve no stage that has a step model.
     #[must_use]
     pub fn from_label(label: Option<&str>) -> Option<Self> {
         match label {
@@ -307,7 +311,8 @@ impl ScalingRole {
 // === impl EngineSeats ===
 
 impl EngineSeats {
-    /// Returns the smallest room of these engines. Values that none of them reports are unknown.
+    /// Returns the smallest room of these engines. A value that none of the engines reports is
+    /// unknown.
     #[must_use]
     pub fn from_metrics<'m>(metrics: &(impl Iterator<Item = &'m EndpointMetrics> + Clone)) -> Self {
         let least = |of: fn(&EndpointMetrics) -> Option<f64>| {
@@ -323,7 +328,8 @@ impl EngineSeats {
         }
     }
 
-    /// Returns the room if flow control also limits an endpoint to this many requests at once.
+    /// Returns the room if flow control also limits an endpoint to this many requests at the same
+    /// time.
     #[must_use]
     pub fn at_most(self, requests: Option<f64>) -> Self {
         let both = requests
@@ -391,8 +397,8 @@ impl RequestCost {
     }
 
     /// Returns the work in flight at all endpoints, in seconds. An endpoint with unknown metrics
-    /// has at least the mean work of the endpoints with known metrics. `None` if no proxy has a
-    /// request at an endpoint and no engine's metrics are known.
+    /// has at least the mean work of the endpoints with known metrics. Returns `None` if no proxy
+    /// has a request at an endpoint and no engine's metrics are known.
     fn outstanding(&self, endpoints: &[OutstandingWork]) -> Option<f64> {
         let of = |endpoints: &mut dyn Iterator<Item = &OutstandingWork>| {
             endpoints.fold((0_u32, 0.0), |(count, sum), endpoint| {
@@ -421,7 +427,8 @@ impl RequestCost {
     }
 
     /// Returns the work in flight at an endpoint, in seconds: the requests that proxies have sent
-    /// there, and those that only the engine reports, which count as mean requests.
+    /// to the endpoint, and the requests that only the engine reports. The latter count as mean
+    /// requests.
     fn at(&self, endpoint: &OutstandingWork) -> f64 {
         let OutstandingWork {
             requests,
@@ -433,8 +440,8 @@ impl RequestCost {
         let requests = known(requests).max(known(prompts));
         let prompts = known(prompts);
         // A request that decodes has on average a whole mean output left if output lengths are
-        // exponentially distributed, and real ones nearly are (residual life, Kleinrock, section
-        // 5.2).
+        // exponentially distributed (residual life, Kleinrock, section 5.2). Real output lengths
+        // nearly are.
         let own = prompts * self.prompt_s
             + known(uncached_tokens) * self.uncached_token_s
             + requests * self.decode_s;

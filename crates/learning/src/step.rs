@@ -12,8 +12,8 @@
 //! inputs, divided by the same ratio over all endpoints. So a change of the whole pool changes the
 //! pool's model and no speed. Comparing similar inputs matters for engines that the formula does
 //! not fit. Such engines take longer than expected for some inputs on every endpoint, and an
-//! endpoint that gets more of these inputs is not slower. The knowledge of a speed fades with time,
-//! see the module `speed`.
+//! endpoint that gets more of these inputs is not slower. The evidence for a speed counts less with
+//! time: see the module `speed`.
 //!
 //! Source: the simulations in which the default policy was tuned. In them, picks with this learner
 //! are as good as with the true formulas.
@@ -33,11 +33,11 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 pub struct StepLearner {
     prefill: LeastSquaresFit,
     decode: LeastSquaresFit,
-    /// The mean output tokens of a request in the prior.
+    /// The mean number of output tokens of a request in the prior.
     output_tokens: f64,
     /// The evidence on the speeds, by slot.
     endpoints: Vec<EndpointEvidence>,
-    /// The latest time of [`Self::advance`], ms.
+    /// The latest time that [`Self::advance`] received, in ms.
     now_ms: u64,
 }
 
@@ -55,24 +55,25 @@ struct EndpointEvidence {
     prefill: SpeedEvidence,
     decode: SpeedEvidence,
     output: OutputMean,
-    /// The time of [`StepLearner::advance`] before the last sample, ms.
+    /// The time that [`StepLearner::advance`] had last received when the endpoint's last sample
+    /// arrived, in ms.
     used_ms: u64,
 }
 
-/// How a sample changes the learned speed of its endpoint.
+/// The effect of a sample on the learned speed of its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
-    /// Compared with samples of similar inputs.
+    /// The sample is compared with earlier samples of similar inputs.
     Similar,
-    /// Not compared, because something other than speed explains its time. It shows that the
-    /// endpoint is in use.
+    /// The sample is not compared, because something other than speed explains its time. The sample
+    /// shows that the endpoint is in use.
     Incomparable,
-    /// Not compared, because its sender may have invented it. What is known of the endpoint's speed
-    /// fades as if the sample had not arrived.
+    /// The sample is not compared, because its sender may have invented it. The evidence for the
+    /// endpoint's speed loses weight as if the sample had not arrived.
     Doubtful,
 }
 
-/// Mean output tokens of the requests that one endpoint served.
+/// The mean number of output tokens of the requests that one endpoint served.
 #[derive(Clone, Copy, Debug, Default)]
 struct OutputMean {
     tokens: f64,
@@ -85,8 +86,9 @@ const PREFILL_KEEP: f64 = 0.999;
 const DECODE_KEEP: f64 = 0.998;
 
 /// The minimum cost of each term of a step: in ms, and relative to the first term. The minimum is a
-/// tenth of the time of the fastest accelerators. Without it, the model of an engine whose time
-/// does not grow with the prompt or the batch would say that load and lost prefixes cost nothing.
+/// tenth of the time of the fastest accelerators. Without the minimum, the model of an engine whose
+/// time does not grow with the prompt or the batch would say that load and lost prefixes cost
+/// nothing.
 const PREFILL_FLOORS: WeightFloors = WeightFloors {
     least_ms: [0.0, 0.001, 0.0],
     of_first: [0.0, 1e-4, 0.0],
@@ -100,12 +102,12 @@ const DECODE_FLOORS: WeightFloors = WeightFloors {
 const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
 const SAMPLE_COUNT_MAX: f32 = 16_777_216.0;
 
-/// Minimum weight of each new output length in the mean of its endpoint. The weight corresponds to
-/// a memory of about 200 requests.
+/// The minimum weight of each new output length in the mean of its endpoint. The weight corresponds
+/// to a memory of about 200 requests.
 const OUTPUT_WEIGHT: f64 = 0.005;
 
-/// The prior counts as this many requests of each endpoint. A mean of eight is right within a third
-/// if outputs differ as much as their mean.
+/// The weight of the prior, in requests of each endpoint. A mean of eight requests is right within
+/// a third if outputs differ as much as their mean.
 const OUTPUT_PRIOR: f64 = 8.0;
 
 // === impl StepLearner ===
@@ -131,10 +133,10 @@ impl StepLearner {
         }
     }
 
-    /// Lets time pass until `now_ms`, in ms since any fixed time. The evidence on the speeds of
-    /// endpoints without samples fades within about 30 s. Call this about once a second. The idle
-    /// time of an endpoint begins 10 s after the call before its last sample. A time earlier than
-    /// before changes nothing.
+    /// Sets the time to `now_ms`, in ms since any fixed time. The evidence for the speed of an
+    /// endpoint without samples loses its weight within about 30 s. The caller calls this function
+    /// about once a second. The idle time of an endpoint begins 10 s after the call before its last
+    /// sample. A time earlier than that of the last call changes nothing.
     pub fn advance(&mut self, now_ms: u64) {
         for row in &mut self.endpoints {
             let idle_from = self.now_ms.max(row.used_ms.saturating_add(IDLE_MS));
@@ -145,13 +147,13 @@ impl StepLearner {
         self.now_ms = self.now_ms.max(now_ms);
     }
 
-    /// The latest time of [`Self::advance`], ms.
+    /// Returns the latest time that [`Self::advance`] received, in ms.
     pub fn now_ms(&self) -> u64 {
         self.now_ms
     }
 
     /// Returns the logarithm of the ratio between the time of this prefill and the time on an
-    /// average endpoint. `None` if the sample is impossible.
+    /// average endpoint. Returns `None` if the sample is impossible.
     pub fn prefill_log(&self, sample: &FirstToken) -> Option<f64> {
         let inputs = prefill_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.service_ms))?;
         Some(self.prefill.log_of(&inputs, sample.service_ms))
@@ -173,8 +175,8 @@ impl StepLearner {
         queued: bool,
     ) -> bool {
         // First tokens that follow each other closely show a fast endpoint, or one that works on
-        // many prompts at once. If they were compared, an endpoint would seem faster the more
-        // requests it gets.
+        // many prompts at the same time. If these first tokens were compared, an endpoint would
+        // seem faster the more requests it gets.
         let comparison = if queued {
             Comparison::Incomparable
         } else {
@@ -268,8 +270,8 @@ impl StepLearner {
         lower_median(known.map(|output| output.tokens).collect()).unwrap_or(self.output_tokens)
     }
 
-    /// Whether both times of `endpoint` were compared with those of other endpoints. The model
-    /// leaves out an endpoint of average speed.
+    /// Returns whether both times of `endpoint` were compared with those of other endpoints. The
+    /// model does not tell this, because it leaves out an endpoint of average speed.
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
         let row = self
             .endpoints
@@ -338,7 +340,7 @@ fn decode_inputs(sample: &TokenGap) -> Option<[f64; 3]> {
     ])
 }
 
-/// Returns the row of an endpoint. A row of another generation is emptied first.
+/// Returns the row of an endpoint. Empties a row of another generation first.
 fn row(
     endpoints: &mut Vec<EndpointEvidence>,
     endpoint: EndpointRef,

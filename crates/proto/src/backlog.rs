@@ -9,7 +9,7 @@ use scheduler::flow::QueuedInBand;
 
 use crate::words::{self, pair, unpair};
 
-/// The maximum number of bands that are read, which no proxy exceeds.
+/// The maximum number of bands that are read. No proxy has more bands.
 const BANDS_MAX: usize = 64;
 
 /// The maximum number of requests that a proxy can claim to hold in a band.
@@ -43,7 +43,7 @@ pub fn read(mut bytes: &[u8]) -> Vec<QueuedInBand> {
     std::iter::from_fn(band).take(BANDS_MAX).collect()
 }
 
-/// Adds the requests of `more` to those of `sum`.
+/// Adds the requests of `more` to the requests of `sum`, band by band.
 pub fn add(sum: &mut Vec<QueuedInBand>, more: &[QueuedInBand]) {
     for band in more {
         match sum.iter_mut().find(|known| known.priority == band.priority) {

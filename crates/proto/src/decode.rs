@@ -18,8 +18,8 @@ use scheduler::{
 use crate::wire_limits::LimitedMessage;
 use crate::{objects, state};
 
-/// The reason why a message was refused. The fault is the daemon's, and the same message will be
-/// refused again.
+/// The reason why a message was refused. The daemon has caused the error, and the same message will
+/// be refused again.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidState {
     /// A required field is missing.
@@ -40,7 +40,7 @@ pub enum InvalidState {
     Objects(InvalidObjects),
     /// The words of a model are invalid.
     Model(InvalidModel),
-    /// There are more entries of a type than any message needs.
+    /// The message has more entries of a type than the limit of this type.
     TooMany { entries: &'static str, max: usize },
     /// The bytes end within a field.
     Malformed,
@@ -55,7 +55,7 @@ pub struct PoolUpdate {
     pub snapshot: Snapshot,
     /// The key of the hashes of prompt blocks.
     pub hash_secret: u128,
-    /// Metrics that were not refreshed for this long, ms, count as unknown.
+    /// The time in ms after which metrics that were not refreshed count as unknown.
     pub staleness_max_ms: u32,
 }
 
@@ -78,7 +78,8 @@ pub fn proxy_message(bytes: &[u8]) -> Result<state::ProxyMessage, InvalidState> 
 /// Decodes a pool update.
 ///
 /// # Errors
-/// Returns [`InvalidState`] if the message breaks a rule. Then no part of the message may be used.
+/// Returns [`InvalidState`] if the message breaks a rule. In this case no part of the message may
+/// be used.
 pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     let spec = pipeline(message.pipeline.ok_or(InvalidState::Missing("pipeline"))?)?;
@@ -104,11 +105,11 @@ pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidStat
     })
 }
 
-/// Decodes metrics, and returns `onto` with these metrics. Each column has one number for each
-/// endpoint of `onto`, in order.
+/// Decodes metrics, and returns `onto` with these metrics. Each column of the metrics has one
+/// number for each endpoint of `onto`, in the order of the endpoints.
 ///
 /// # Errors
-/// Returns [`InvalidState::OtherPoolUpdate`] if the metrics belong to another pool update. Any
+/// Returns [`InvalidState::OtherPoolUpdate`] if the metrics belong to another pool update. Every
 /// other error names the broken rule.
 pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, InvalidState> {
     let pool_update = version(message.pool_update.as_ref(), "pool_update")?;
@@ -176,8 +177,8 @@ impl fmt::Display for InvalidState {
 
 impl std::error::Error for InvalidState {}
 
-/// Checks the attributes. Readers look attributes up by binary search, so their keys must be in
-/// order.
+/// Checks the attributes. Readers look attributes up by binary search, so the keys of the
+/// attributes must be in order.
 fn attributes(columns: &[state::Attribute], n: usize) -> Result<&[state::Attribute], InvalidState> {
     if columns.iter().any(|column| column.values.len() != n) {
         return Err(InvalidState::ColumnLength("attributes"));
@@ -219,7 +220,7 @@ pub(crate) fn version(
         .ok_or(InvalidState::Missing(field))
 }
 
-/// Decodes a set of models, and sorts it, because readers look models up by binary search.
+/// Decodes a set of models, and sorts the set, because readers look models up by binary search.
 fn model_set(message: state::ModelSet) -> Arc<[Box<str>]> {
     let mut models: Vec<Box<str>> = message.models.into_iter().map(Into::into).collect();
     sort_by(&mut models, |a, b| a < b);
@@ -305,8 +306,8 @@ fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
     })
 }
 
-/// Decodes a parameter, and checks the depth of its values. The scheduler checks their number when
-/// it builds the plugin.
+/// Decodes a parameter, and checks the depth of its values. The scheduler checks the number of
+/// values when it builds the plugin.
 fn parameter(
     message: state::Parameter,
     depth_left: usize,

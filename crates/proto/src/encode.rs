@@ -11,18 +11,18 @@ use scheduler::{
 
 use crate::{objects, state};
 
-/// The daemon's state of a pool, by reference.
+/// The daemon's state of a pool, as references to its parts.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolState<'a> {
     pub pool: &'a str,
     pub version: Version,
     pub endpoints: &'a [Endpoint],
-    /// How requests are scheduled.
+    /// The configuration of the pipeline that schedules requests.
     pub pipeline: &'a PipelineSpec,
     pub objects: &'a ObjectsSpec,
     /// The key of the hashes of prompt blocks.
     pub hash_secret: u128,
-    /// Metrics that were not refreshed for this long, ms, count as unknown.
+    /// The time in ms after which metrics that were not refreshed count as unknown.
     pub staleness_max_ms: u32,
 }
 
@@ -54,7 +54,7 @@ pub fn encode_pool_update(pool: PoolState<'_>) -> state::PoolUpdate {
     }
 }
 
-// The cast keeps the lower half.
+// The cast keeps the lower half of the secret.
 fn low(secret: u128) -> u64 {
     secret as u64
 }
@@ -100,8 +100,8 @@ fn version(version: Version) -> state::Version {
     }
 }
 
-/// Converts an endpoint. `sets` is sorted, so that a binary search finds the endpoint's set of
-/// models.
+/// Converts an endpoint to a message. `sets` is sorted, so that a binary search finds the
+/// endpoint's set of models.
 fn endpoint(endpoint: &Endpoint, sets: &[&[Box<str>]]) -> state::Endpoint {
     state::Endpoint {
         slot: u32::from(endpoint.id.slot.0),

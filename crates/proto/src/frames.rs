@@ -1,8 +1,8 @@
-//! Several messages in one HTTP body. Before each message is its length: four bytes, least
+//! Encodes several messages in one HTTP body. Before each message is its length: four bytes, least
 //! significant first.
 
 pub fn push(frames: &mut Vec<u8>, message: &[u8]) {
-    // The size is far below 4 GiB: see `MESSAGE_BYTES_MAX`.
+    // The size fits into 32 bits, because it is far below 4 GiB: see `MESSAGE_BYTES_MAX`.
     frames.extend(
         u32::try_from(message.len())
             .unwrap_or(u32::MAX)
@@ -11,7 +11,7 @@ pub fn push(frames: &mut Vec<u8>, message: &[u8]) {
     frames.extend(message);
 }
 
-/// Splits off the first message; `None` if there is no complete one.
+/// Splits off the first message; `None` if there is no complete message.
 #[must_use]
 pub fn take(frames: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = frames.split_first_chunk::<4>()?;

@@ -1,5 +1,5 @@
-//! Converts the learned models of a pool from and to their message. The model itself checks each
-//! number. A message is used as a whole or not at all.
+//! Converts the learned models of a pool from and to their message. Each model checks its numbers.
+//! A message is used as a whole or not at all.
 
 use scheduler::Version;
 use scheduler::latency::LatencyModel;
@@ -8,30 +8,30 @@ use scheduler::latency::step::StepModel;
 use crate::decode::version;
 use crate::{InvalidState, state};
 
-/// The largest message of learned models, in bytes. The message goes to every proxy of a pool,
-/// every few seconds while there is something to learn.
+/// The largest message of learned models, in bytes. The size is limited because the daemon sends
+/// the message to every proxy of a pool, every few seconds while it learns.
 pub const LEARNED_BYTES_MAX: usize = 64 << 10;
 
-/// The bytes of a message without its models: names, versions, lengths.
+/// The maximum size of a message without its models (names, versions, lengths), in bytes.
 const ENVELOPE_BYTES: usize = 2_048;
 
 /// The learned models of a pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LearnedModels {
     pub pool: String,
-    /// The version of the models, from the same sequence as the versions of pool updates.
+    /// The version of the models. The daemon numbers models and pool updates in one sequence.
     pub version: Version,
     /// The step model of the pool's engines.
     pub step: StepModel,
-    /// The latency model, if it is configured and enough is known.
+    /// The latency model, if latency prediction is configured and enough requests were observed.
     pub latency: Option<LatencyModel>,
-    /// Whether the models were learned from few requests or from none, because the daemon has just
+    /// Whether the models were learned from few or no requests, because the daemon has just
     /// started.
     pub provisional: bool,
 }
 
-/// Encodes these models; `None` if the message would be larger than [`LEARNED_BYTES_MAX`], which
-/// every reader refuses.
+/// Encodes these models; `None` if the message would be larger than [`LEARNED_BYTES_MAX`], because
+/// every reader refuses a larger message.
 #[must_use]
 pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {
     let LearnedModels {
@@ -60,7 +60,8 @@ pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {
 /// Decodes learned models.
 ///
 /// # Errors
-/// Returns [`InvalidState`] if the message breaks a rule. Then no part of the message may be used.
+/// Returns [`InvalidState`] if the message breaks a rule. In this case no part of the message may
+/// be used.
 pub fn learned(message: state::LearnedModels) -> Result<LearnedModels, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     if !fits(&message) {

@@ -1,4 +1,4 @@
-//! The codec of the state stream. This codec works as prost's codec, but counts the entries of a
+//! The codec of the state stream. This codec works like prost's codec, but counts the entries of a
 //! message before it decodes the message.
 
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use tonic_prost::ProstEncoder;
 
 use crate::wire_limits::LimitedMessage;
 
-/// Sends messages of type `T` and receives messages of type `U`.
+/// A codec that sends messages of type `T` and receives messages of type `U`.
 #[derive(Debug)]
 pub struct LimitedCodec<T, U>(PhantomData<(T, U)>);
 

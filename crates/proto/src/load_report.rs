@@ -1,4 +1,4 @@
-//! The bytes of a load report of a pool. The report has the requests in flight from one VM, one
+//! The encoding of a load report of a pool. The report has the requests in flight from one VM, one
 //! process, or all other proxies together, and the endpoint failures that the sender knows.
 //!
 //! ```text
@@ -12,49 +12,52 @@
 //!                                             bit 32 of the last word: another proxy reported it,
 //!                                             bit 33: answers were the reason
 //! ```
-//! Loads follow the head, then SLOs, then failures. `pool-state` defines how a report changes in
-//! place.
+//! After the head come the loads, then the SLOs, then the failures. `pool-state` defines how a
+//! report changes in place.
 
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
 
 use crate::words::{self, WORD, pair, unpair};
 
-/// Bytes of the head.
+/// The size of the head in bytes.
 const HEAD_BYTES: usize = 4 * WORD;
-/// Bytes of the load of one endpoint.
+/// The size of the load of one endpoint, in bytes.
 pub const LOAD_BYTES: usize = 4 * WORD;
-/// Bytes of the SLOs of one endpoint.
+/// The size of the SLOs of one endpoint, in bytes.
 pub const SLOS_BYTES: usize = 2 * WORD;
-/// Bytes of a failure.
+/// The size of one failure in bytes.
 pub const FAILURE_BYTES: usize = 4 * WORD;
 
 /// The maximum time, in ms, that an ejection reported by another process may still last. The other
-/// process may be hostile, or its clock may be wrong. The pool may limit such an ejection further.
+/// process may be hostile, or its clock may be wrong. The pool may limit an ejection that another
+/// process reports further.
 pub const PEER_EJECTION_MS_MAX: u64 = 30_000;
 
 /// The maximum number of prompts of one process that can wait at an endpoint. The number of
-/// requests has the same limit. With 16 bits, the sum over all processes of a daemon does not
-/// overflow.
+/// requests has the same limit. With numbers of 16 bits, the sum over all processes of a daemon
+/// does not overflow.
 pub const PROMPTS_MAX: u32 = 0xffff;
 
 /// The bit in the word of a failure's number that marks a failure reported by another proxy.
 const OUTSIDE_FLAG: u64 = 1 << 32;
 
-/// The bit in the same word that marks a failure whose reason was the endpoint's answers.
+/// The bit in the word of a failure's number that marks a failure whose reason was the endpoint's
+/// answers.
 const BY_ANSWERS_FLAG: u64 = 1 << 33;
 
 /// The head of a report, before its loads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReportHead {
-    /// The VM that wrote the report; 0 means none.
+    /// The random number of the VM that wrote the report; 0 means that no VM wrote it.
     pub vm: u64,
     pub written: Timestamp,
-    /// The position up to which the writer's placements are published. The host defines its format.
+    /// The position up to which the writer's placements are published. The host of the load sharing
+    /// defines the format of the position.
     pub ring: u64,
 }
 
-/// The head of a report and how many entries of each kind follow it.
+/// The head of a report and the number of entries of each kind after the head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReportLayout {
     pub head: LoadReportHead,
@@ -81,13 +84,14 @@ pub struct FailureEntry {
 // === impl LoadReportHead ===
 
 impl LoadReportHead {
-    /// Bytes of an empty report.
+    /// The size of an empty report in bytes.
     pub const BYTES: usize = HEAD_BYTES;
 
     /// The value of `vm` in the report of all other proxies together.
     pub const OUTSIDE: u64 = u64::MAX;
 
-    /// Puts this head before the loads of `report`. Returns false if `report` is too short.
+    /// Overwrites the head at the beginning of `report` with this head. Returns false if `report`
+    /// is too short.
     pub fn stamp(self, report: &mut [u8]) -> bool {
         let Some(to) = report.as_chunks_mut::<WORD>().0.first_chunk_mut::<3>() else {
             return false;
@@ -96,12 +100,12 @@ impl LoadReportHead {
         true
     }
 
-    /// Stamps the report of a writer with another clock, like [`Self::stamp`]. Converts the times
-    /// in the report to the local clock, as if it had been written now. Only this function limits
-    /// the numbers that another process reports, in the daemon and in the proxies. No failure is
-    /// from the future, none ejects for longer than [`PEER_EJECTION_MS_MAX`], and no load has more
-    /// than [`PROMPTS_MAX`] prompts. Returns false, without effect, when the bytes are not a
-    /// report.
+    /// Overwrites the head of a report as [`Self::stamp`] does, for a writer with another clock.
+    /// Converts the times in the report to the local clock, as if the report had been written now.
+    /// Only this function limits the numbers that another process reports, in the daemon and in the
+    /// proxies. Afterwards, no failure is from the future, no failure ejects for longer than
+    /// [`PEER_EJECTION_MS_MAX`], and no load has more than [`PROMPTS_MAX`] prompts. Returns false,
+    /// without effect, when the bytes are not a report.
     #[must_use]
     pub fn receive(self, report: &mut [u8]) -> bool {
         let Some(layout) = LoadReportLayout::parse(report) else {
@@ -119,7 +123,7 @@ impl LoadReportHead {
         for failure in layout.failures_mut(report) {
             let [at, since, until, failures] = words::of_bytes(failure);
             let since = self.written.0.saturating_sub(written.saturating_sub(since));
-            // 0 is not a time: it means that the endpoint answered again.
+            // The time 0 is not converted, because 0 means that the endpoint answered again.
             let until = if until == 0 {
                 0
             } else {
@@ -169,7 +173,7 @@ impl LoadReportLayout {
         words::append(report, &[vm, written.0, ring, counts]);
     }
 
-    /// Returns the loads in the bytes that this layout was read from.
+    /// Returns the loads in the bytes from which this layout was read.
     pub fn loads<'r>(&self, report: &'r [u8]) -> &'r [[u8; LOAD_BYTES]] {
         report
             .get(HEAD_BYTES..self.slos_at())
@@ -216,7 +220,7 @@ impl LoadReportLayout {
 // === entries ===
 
 /// Encodes the load of an endpoint, without its SLOs. A number that is too large for its bits
-/// becomes the largest that fits.
+/// becomes the largest number that fits.
 #[must_use]
 #[inline]
 pub fn encode_load(endpoint: EndpointRef, load: &EndpointLoad) -> [u8; LOAD_BYTES] {
@@ -314,8 +318,8 @@ pub fn decode_failure(entry: &[u8; FAILURE_BYTES]) -> Option<FailureEntry> {
     })
 }
 
-/// Returns 0 if the loads are the same. Compares words, because the C library compares byte by
-/// byte.
+/// Returns 0 if the loads are the same. Compares word by word, because the C library compares byte
+/// by byte.
 #[must_use]
 #[inline]
 pub fn difference(one: &[u8; LOAD_BYTES], other: &[u8; LOAD_BYTES]) -> u64 {

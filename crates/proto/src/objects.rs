@@ -1,5 +1,5 @@
 //! Converts a pool's objects from and to messages. [`scheduler::objects::Objects::build`] checks
-//! their limits.
+//! the limits of the objects.
 
 use scheduler::objects::{ModelSpec, ObjectiveSpec, ObjectsSpec, RewriteSpec, TargetSpec};
 

@@ -1,4 +1,5 @@
-//! The bytes of an observation: the conditions, measurements and predictions of a finished request.
+//! The encoding of an observation: the conditions, measurements and predictions of a finished
+//! request.
 //!
 //! ```text
 //!  0  slot | generation | end of the request, and bit 8: output tokens are estimated
@@ -8,41 +9,43 @@
 //! 19  gap between tokens: batch | context tokens | ms
 //! 22  prediction: TTFT ms | TPOT ms | TTFT p90 ms | TPOT p90 ms
 //! ```
-//! Words of 32 bits, least significant byte first. From word 3 on each is an `f32`, and NaN means
-//! unknown.
+//! The numbers above are positions of words. A word has 32 bits, and its least significant byte
+//! comes first. From word 3 on, each word is an `f32`, and NaN means unknown.
 
 use scheduler::latency::{Conditions, FirstToken, Observation, Prediction, RequestEnd, TokenGap};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// The maximum number of observations in a message. A VM also keeps at most this many until its
-/// host takes them, which covers a tenth of a second at 5,000 requests per second.
+/// The maximum number of observations in a message. A VM also keeps at most this many observations
+/// until its host fetches them. This covers a tenth of a second at 5,000 requests per second.
 pub const OBSERVATIONS_MAX: usize = 512;
 
-/// 32-bit words of an observation.
+/// The number of 32-bit words of an observation.
 const WORDS: usize = 26;
 
-/// Bytes of an observation.
+/// The size of an observation in bytes.
 pub const OBSERVATION_BYTES: usize = 4 * WORDS;
 
-/// The longest time from which the daemon learns, in ms: one hour. A request that takes longer
-/// counts as hanging.
+/// The longest time of a request from which the daemon learns, in ms: one hour. A request that
+/// takes longer is assumed to hang.
 const MS_MAX: f32 = 3_600_000.0;
 
-/// The largest valid count of tokens or requests. An `f32` represents it exactly.
+/// The largest valid count of tokens or requests. An `f32` represents all counts up to this one
+/// exactly.
 const COUNT_MAX: f32 = 16_777_216.0;
 
 /// One finished request, in the form that the daemon receives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EncodedObservation {
     pub observation: Observation,
-    /// The prediction at the pick; `None` when the model abstained, or there was none.
+    /// The prediction at the pick; `None` if the model gave no prediction, or if the pool had no
+    /// model.
     pub predicted: Option<Prediction>,
-    /// Tokens of the prompt by the engine's `usage`.
+    /// The number of prompt tokens, as the engine's `usage` reports it.
     pub prompt_tokens: Option<u32>,
-    /// Prompt tokens that the engine had cached, by its `usage`.
+    /// The number of prompt tokens that the engine had cached, as its `usage` reports it.
     pub cached_tokens: Option<u32>,
-    /// Whether the output tokens are the number of streamed events, because the engine reported no
-    /// number.
+    /// Whether the number of output tokens is the number of streamed events, because the engine
+    /// reported no token count.
     pub estimated: bool,
 }
 
@@ -121,7 +124,7 @@ impl EncodedObservation {
         bytes
     }
 
-    /// Decodes an observation and checks each number. `None` if a number is invalid.
+    /// Decodes an observation and checks each number. Returns `None` if a number is invalid.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; OBSERVATION_BYTES]) -> Option<Self> {
         let mut words = bytes
@@ -192,7 +195,7 @@ impl EncodedObservation {
 }
 
 /// Decodes an optional part of an observation. Returns `Some(None)` if all its numbers are unknown,
-/// and `None` if only some are known or one is invalid.
+/// and `None` if only a part of the numbers is known, or if a number is invalid.
 fn part<const N: usize, T>(
     numbers: [f32; N],
     of: impl Fn([f32; N]) -> Option<T>,
@@ -246,14 +249,14 @@ fn within_ms(ms: Option<f32>) -> Option<Option<f32>> {
     ms.is_none_or(is_ms).then_some(ms)
 }
 
-// The guard checks the range before the cast.
+// The cast changes no valid count, because the guard checks the range before the cast.
 fn whole(count: Option<f32>) -> Option<Option<u32>> {
     count
         .is_none_or(|count| (0.0..=COUNT_MAX).contains(&count))
         .then(|| count.map(|count| count as u32))
 }
 
-// The cast is exact up to 2^24.
+// Converts a count to an `f32`. The cast is exact, because larger counts become 2^24.
 fn narrow(count: u32) -> f32 {
     const MAX: u32 = 1 << f32::MANTISSA_DIGITS;
     count.min(MAX) as f32

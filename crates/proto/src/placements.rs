@@ -1,14 +1,16 @@
 //! Placements in a `LoadReport` and in a `PeerLoad`. A placement says that an endpoint got a prompt
-//! with these blocks, in order. Blocks that the endpoint already had cached may be left out.
+//! with the listed blocks, in the order of the prompt. Blocks that the endpoint already had cached
+//! may be left out.
 //!
 //! ```text
 //!  slot . kind . generation | count | blocks      16, 16 and 32 bits, then words of 64 bits
 //! ```
-//! Confirmed placements and all others ([`PlacementKind`]) have separate fields, so that a release
-//! that knows only confirmed placements finds these. In their field, the kind is 0.
+//! The messages have one field for confirmed placements, and another field for all other kinds
+//! ([`PlacementKind`]), so that a release that knows only confirmed placements finds these. In the
+//! field of confirmed placements, the kind is 0.
 //!
-//! Placements follow each other without a frame, so that the daemon can forward the bytes unchanged
-//! some hundred times a second.
+//! Placements follow each other without a frame, because the daemon forwards the bytes unchanged,
+//! about a hundred times a second.
 
 use scheduler::EndpointRef;
 
@@ -17,7 +19,7 @@ use crate::words::{self, WORD};
 /// The evidence for a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementKind {
-    /// The endpoint's reply showed that it processed the prompt.
+    /// The endpoint's reply showed that the endpoint processed the prompt.
     Confirmed,
     /// The endpoint was picked and has not answered.
     Unconfirmed,
@@ -55,7 +57,7 @@ pub fn push_claim(
     words::append(claims, blocks);
 }
 
-/// Decodes the first placement; `None` if it is incomplete.
+/// Decodes the first placement; `None` if the placement is incomplete.
 #[must_use]
 pub fn take(placements: &[u8]) -> Option<EncodedPlacement<'_>> {
     let ([at, count], rest) = words::split(placements)?;
@@ -70,12 +72,14 @@ pub fn take(placements: &[u8]) -> Option<EncodedPlacement<'_>> {
     })
 }
 
-/// Returns all placements, up to the first invalid one. Their kind depends on the message's field.
+/// Returns all placements before the first invalid placement. The kind of a placement depends on
+/// the field of the message that has the placement.
 pub fn each(placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64>)> {
     split(placements).map(|placement| (placement.endpoint, placement.hashes()))
 }
 
-/// Returns all placements that have a kind other than confirmed, up to the first invalid one.
+/// Returns all placements that have a kind other than confirmed, before the first invalid
+/// placement.
 pub fn each_claim(claims: &[u8]) -> impl Iterator<Item = (PlacementKind, EndpointRef, Vec<u64>)> {
     split(claims).filter_map(|claim| {
         let kind = PlacementKind::of_number(claim.kind)
@@ -84,7 +88,7 @@ pub fn each_claim(claims: &[u8]) -> impl Iterator<Item = (PlacementKind, Endpoin
     })
 }
 
-/// Returns all placements in their encoded form, up to the first invalid one.
+/// Returns all placements in their encoded form, before the first invalid placement.
 pub fn split(mut placements: &[u8]) -> impl Iterator<Item = EncodedPlacement<'_>> {
     std::iter::from_fn(move || {
         let first = take(placements)?;
@@ -93,9 +97,9 @@ pub fn split(mut placements: &[u8]) -> impl Iterator<Item = EncodedPlacement<'_>
     })
 }
 
-/// Splits the bytes into pieces of complete placements, none longer than `bytes_max`, each with its
-/// number of placements. A placement that is longer is left out, and so are all bytes after an
-/// invalid one.
+/// Splits the bytes into pieces of complete placements. No piece is longer than `bytes_max`, and
+/// each piece comes with its number of placements. A placement longer than `bytes_max` is left out,
+/// and so are all bytes from an invalid placement on.
 pub fn pieces(mut placements: &[u8], bytes_max: usize) -> impl Iterator<Item = (&[u8], u64)> {
     std::iter::from_fn(move || {
         let mut length = 0;

@@ -1,18 +1,18 @@
-//! The terms that a reader accepts.
+//! The rule for which terms a reader accepts.
 //!
 //! The term of a daemon is the time at which it began to lead, in ms since 1970, or one more than
-//! the last term that it knows. A reader refuses terms older than its own. So with a term from the
-//! far future, it would refuse every later daemon.
+//! the last term that it knows. A reader refuses terms older than the term that it knows. So after
+//! a term from the far future, a reader would refuse every later daemon.
 
-/// How far a term may be ahead of the reader's clock, in ms. The limit is one day, far more than
-/// the clocks of a deployment differ, or than terms are raised.
+/// The maximum time by which a term may be ahead of the reader's clock, in ms. One day is far more
+/// than the difference between the clocks of a deployment, and far more than daemons raise terms.
 pub const TERM_AHEAD_MS_MAX: u64 = 86_400_000;
 
-/// If a clock shows less than this (2025-01-01 in ms since 1970), it was never set. A reader with
-/// such a clock accepts only terms of this century.
+/// The time (2025-01-01 in ms since 1970) below which a clock was never set. A reader with such a
+/// clock accepts only terms of this century.
 const CLOCK_SET_MS: u64 = 1_735_689_600_000;
 
-/// 2100-01-01 in ms since 1970.
+/// The end of this century: 2100-01-01 in ms since 1970.
 const CENTURY_END_MS: u64 = 4_102_444_800_000;
 
 /// Whether a reader whose clock shows `unix_ms` accepts this term.

@@ -1,50 +1,54 @@
 //! Counts the entries of a message on the wire, before it is decoded. An empty entry takes two
-//! bytes on the wire and some hundred in memory, so a limit on bytes alone would not limit memory.
+//! bytes on the wire and several hundred bytes in memory, so a limit on bytes alone would not limit
+//! memory.
 //!
-//! Each type of entry has a limit per message. Together with the maximum size of a message, they
-//! limit its memory. A message of [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX) takes up to 20
-//! MB, and one of [`PROXY_MESSAGE_BYTES_MAX`](crate::PROXY_MESSAGE_BYTES_MAX) up to 16 MB.
+//! Each type of entry has a limit per message. Together with the maximum size of a message, these
+//! limits bound the memory of a message. A message of
+//! [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX) takes up to 20 MB, and one of
+//! [`PROXY_MESSAGE_BYTES_MAX`](crate::PROXY_MESSAGE_BYTES_MAX) up to 16 MB.
 
 use scheduler::objects::{OBJECTS_MAX, TARGETS_MAX};
 use scheduler::{ATTRIBUTES_MAX, ENDPOINTS_MAX, PLUGINS_MAX, PROFILES_MAX};
 
 use crate::{InvalidState, state};
 
-/// The maximum depth of nested messages, which is twice what the deepest parameter needs.
+/// The maximum depth of nested messages, twice the depth that the deepest parameter needs.
 const DEPTH_MAX: usize = 48;
 
-/// The maximum number of endpoints of an update that is decoded. A pool has room for fewer. But to
-/// refuse an update, the proxy must name its version, which is known only after decoding.
+/// The maximum number of endpoints of an update that is decoded. The limit exceeds the size of a
+/// pool, because to refuse an update, the proxy must name the update's version, which is known only
+/// after decoding.
 const ENDPOINTS_DECODED_MAX: usize = 4 * ENDPOINTS_MAX;
 
-/// The maximum number of labels of one endpoint, as in discovery.
+/// The maximum number of labels of one endpoint, the same limit as in the crate `discovery`.
 const LABELS_PER_ENDPOINT_MAX: usize = 64;
 
-/// The maximum number of names of models, adapters or matches of one pool. With this many names of
-/// 14 bytes, a message has the maximum size.
+/// The maximum number of names of models, adapters or matches of one pool. A message with this many
+/// names of 14 bytes has the maximum size.
 const NAMES_MAX: usize = 1 << 18;
 
 /// The maximum number of parameters and their values in one pipeline: 256 for each plugin.
 const PARAMETERS_MAX: usize = 256 * PLUGINS_MAX;
 
-/// The maximum number of pools that one proxy may request. No Envoy serves so many.
+/// The maximum number of pools that one proxy may request. No Envoy serves so many pools.
 pub const POOLS_ASKED_MAX: usize = 256;
 
 /// The maximum number of VMs in one report: twice the slots for VMs in a process.
 pub const VMS_PER_REPORT_MAX: usize = 1_024;
 
-/// The maximum number of rows of endpoints in one report: 32 VMs that know a full pool. The
-/// report's maximum size has no room for so many.
+/// The maximum number of rows of endpoints in one report: 32 VMs that know a full pool. A report of
+/// maximum size has no room for so many rows.
 const ENDPOINT_ROWS_MAX: usize = 32 * ENDPOINTS_MAX;
 
-/// The maximum number of rows of models in one report. A filter writes at least 100 bytes for each,
-/// and 256 KiB plus the rows of one VM.
+/// The maximum number of rows of models in one report. A filter writes at least 100 bytes for each
+/// row, and at most 256 KiB of rows plus the rows of one VM.
 const MODEL_ROWS_MAX: usize = 4_096;
 
-/// The maximum number of rows of bands in one report. A filter writes 40 bytes or more for each.
+/// The maximum number of rows of bands in one report. A filter writes at least 40 bytes for each
+/// row.
 const BAND_ROWS_MAX: usize = 8_192;
 
-/// The maximum number of histograms in one report.
+/// The maximum number of histograms in one report: those of all rows together.
 const HISTOGRAMS_MAX: usize = 3 * MODEL_ROWS_MAX + BAND_ROWS_MAX + VMS_PER_REPORT_MAX;
 
 /// The maximum number of statuses and drop reasons in one report: four for each row of
@@ -97,7 +101,8 @@ use WireMessage as M;
 
 const TYPES: usize = 37;
 
-/// The fields of a type that are counted, and how often the type may occur in a message.
+/// The limits of a message type: the fields that are counted, and how often the type may occur in a
+/// message.
 #[derive(Clone, Copy, Debug)]
 struct WireShape {
     of: WireMessage,
@@ -109,8 +114,8 @@ struct WireShape {
     fields: &'static [WireField],
 }
 
-/// A field that is counted. All other fields have a fixed size, or take no more in memory than on
-/// the wire.
+/// A field that is counted. Fields that are not counted have a fixed size, or take no more bytes in
+/// memory than on the wire.
 #[derive(Clone, Copy, Debug)]
 struct WireField {
     number: u64,
@@ -120,8 +125,8 @@ struct WireField {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WireContent {
     Message(WireMessage),
-    /// The bytes of a message that is decoded on its own. If decoding fails, only these bytes are
-    /// lost.
+    /// The bytes of a message that is decoded separately. If the decoding of these bytes fails,
+    /// only they are lost.
     Part(WireMessage),
     /// A repeated text.
     Texts,
@@ -129,7 +134,7 @@ enum WireContent {
     Varints,
 }
 
-/// How often a type occurred in a message.
+/// The number of messages and values of one type that occurred in a message so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct EntryCount {
     messages: usize,
@@ -321,7 +326,8 @@ impl EntryCounter {
                     take(&mut bytes, usize::try_from(length).unwrap_or(usize::MAX))?
                 }
                 5 => take(&mut bytes, 4)?,
-                // No writer of this protocol makes groups. Skipping a group is not worth its code.
+                // The message is refused, because no writer of this protocol makes groups, and to
+                // skip a group is not worth the code.
                 3 => {
                     return Err(InvalidState::TooMany {
                         entries: "groups",
@@ -506,10 +512,12 @@ mod tests {
         };
         let update = bytes(M::DaemonMessage, M::Target);
         let proxy = bytes(M::ProxyMessage, M::Observations);
-        // A pool update and metrics never come in one message. A growing list doubles its capacity.
+        // The factor is 2, because a growing list doubles its capacity. Each size is checked alone,
+        // because a pool update and metrics never come in one message.
         assert!(2 * update < 56 << 20, "{update}");
         assert!(2 * proxy < 56 << 20, "{proxy}");
-        // An entry takes at least two bytes, so no message has room for all of them.
+        // An entry takes at least two bytes, so no message has room for the maximum number of all
+        // types.
         let model = size_of::<state::ModelCounters>() * MODEL_ROWS_MAX;
         assert!(model < 2 << 20, "{model}");
     }

@@ -1,5 +1,6 @@
 //! Little-endian words of 64 bits. All data between VMs or proxies consist of words, except
-//! protobuf messages. So every build with the same schema reads and writes the same bytes.
+//! protobuf messages. Because the byte order is fixed, native and wasm builds with the same schema
+//! read and write the same bytes.
 //!
 //! An endpoint takes one word: 16 bits for its slot, 16 bits for another number (such as a kind),
 //! 32 bits for its generation.
@@ -8,7 +9,7 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 pub const WORD: usize = 8;
 
-/// Splits off the first `N` words; `None` if there are fewer.
+/// Splits off the first `N` words; `None` if there are fewer words.
 #[must_use]
 #[inline]
 pub fn split<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
@@ -74,7 +75,7 @@ pub fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// Returns the halves of a word, the low one first.
+/// Returns the halves of a word, the low half first.
 #[must_use]
 #[inline]
 pub fn unpair(word: u64) -> (u32, u32) {

@@ -1,6 +1,6 @@
 """The cost of decisions and plugins, natively and in wasm, side by side: builds and runs the bench `schedule` twice.
 
-The wasm host is wasmtime, which compiles ahead of time, as V8 in Envoy does in the end. Their numbers agree within a
+The wasm host is wasmtime, which compiles ahead of time, as V8 in Envoy does in the end. The numbers of wasmtime and of V8 agree within a
 fifth.
 """
 

@@ -1,11 +1,12 @@
-//! The cost of one decision: `cargo bench -p scheduler`, or built with `--target wasm32-wasip1` and
-//! run in any WASI host; `both.py` does both.
+//! Measures the cost of one decision. Run it natively with `cargo bench -p scheduler`, or build it
+//! with `--target wasm32-wasip1` and run it in a WASI host. `both.py` does both.
 //!
-//! The first part measures whole decisions with six scorers and max-score, all metrics different,
-//! and a prompt of 100 blocks. This part prints nanoseconds per decision, the median of many
-//! rounds. The second part measures single plugins: how many nanoseconds per endpoint each adds to
-//! a decision, in a pool of 100. The last part measures latency prediction: the nanoseconds to
-//! predict for all endpoints of a pool, and those of a whole decision that uses predictions.
+//! The first part measures whole decisions with six scorers and max-score-picker, where the metrics
+//! of all endpoints are different and the prompt has 100 blocks. This part prints nanoseconds per
+//! decision, as the median of many rounds. The second part measures single plugins: how many
+//! nanoseconds per endpoint each plugin adds to a decision, in a pool of 100 endpoints. The last
+//! part measures latency prediction: the nanoseconds to predict for all endpoints of a pool, and
+//! the nanoseconds of a whole decision that uses predictions.
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
 use std::hint::black_box;
@@ -23,10 +24,11 @@ use scheduler::{
     Version, schedule, session_token,
 };
 
-/// Decisions timed together: one alone is shorter than the resolution of the clock.
+/// The number of decisions that are timed together, because one decision is shorter than the
+/// resolution of the clock.
 const BATCH: u32 = 200;
-/// Predictions for a whole pool, timed together: a batch must be shorter than a time slice on a
-/// busy machine.
+/// The number of predictions for a whole pool that are timed together. The number is small, because
+/// a batch must be shorter than a time slice on a busy machine.
 const PREDICTION_BATCH: u32 = 5;
 const ROUNDS: usize = 101;
 
@@ -39,10 +41,10 @@ const SCORERS: [&str; 6] = [
     "prefix-cache-scorer",
 ];
 
-/// Endpoints in the pool where plugins are timed.
+/// The number of endpoints in the pool in which single plugins are timed.
 const ENDPOINTS: u16 = 100;
 
-/// Parameters of plugins that require some, or need some to have any effect.
+/// The parameters of the plugins that require parameters, or that have no effect without them.
 const PARAMETERS: [(&str, &[(&str, BenchValue)]); 6] = [
     (
         "header-label-affinity-scorer",
@@ -106,7 +108,7 @@ const PARAMETERS: [(&str, &[(&str, BenchValue)]); 6] = [
     ),
 ];
 
-/// A value in a static table.
+/// The value of a parameter, in a form that a static table can hold.
 #[derive(Clone, Copy)]
 enum BenchValue {
     Number(f64),
@@ -202,7 +204,8 @@ fn main() -> Result<(), String> {
     Ok(())
 }
 
-/// A model with the maximum of trees, learned from a pool that no sum of terms describes.
+/// Returns a model with the maximum number of trees, which is learned from a pool that no sum of
+/// terms describes.
 fn learned() -> LatencyModel {
     let mut rng = Rng::seeded(3);
     let mut learner = LatencyLearner::default();
@@ -295,7 +298,7 @@ impl BenchPool {
         let metrics = (0..size).map(|_| metrics(&mut rng)).collect();
         let mut in_flight = InFlight::default();
         for endpoint in &endpoints {
-            // Never released: the pool stays as it is.
+            // The requests are never released, so the pool's load stays constant.
             (0..rng.below(8)).for_each(|_| drop(in_flight.admit(endpoint.id, 1_000)));
         }
         let hint = SubsetHint::parse(
@@ -328,7 +331,8 @@ impl BenchPool {
         }
     }
 
-    /// Nanoseconds to predict for all endpoints, with their conditions given.
+    /// Returns the nanoseconds that one prediction for all endpoints takes. The conditions are
+    /// prepared before the measurement.
     fn predict_ns(&self, model: &LatencyModel) -> u128 {
         let mut rng = Rng::seeded(4);
         let rows: Vec<_> = self
@@ -343,8 +347,8 @@ impl BenchPool {
         })
     }
 
-    /// Nanoseconds per decision, with half of the pool or all of it allowed by a hint, with or
-    /// without an explanation.
+    /// Returns the nanoseconds that one decision takes. If `subset` is true, a hint allows only
+    /// half of the pool. If `explain` is true, the decision is explained.
     fn cost_ns(&self, subset: bool, explain: bool) -> u128 {
         let blocks = [0; 100];
         let token = session_token("pod-50");
@@ -381,7 +385,7 @@ impl BenchPool {
     }
 }
 
-/// Nanoseconds per call.
+/// Returns the nanoseconds that one call takes: the median over the rounds.
 fn median_ns(batch: u32, mut call: impl FnMut()) -> u128 {
     let mut rounds: Vec<u128> = (0..ROUNDS)
         .map(|_| {

@@ -2,7 +2,7 @@
 
 use crate::endpoint::EndpointIndex;
 
-/// Endpoints that can still be picked, each with the score it has so far. The order of the
+/// The endpoints that can still be picked, each with the sum of its scores so far. The order of the
 /// endpoints has no meaning.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
@@ -11,7 +11,7 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    /// Returns candidates with a score of 0 each.
+    /// Returns these endpoints as candidates with a score of 0 each.
     pub fn new(indices: impl IntoIterator<Item = EndpointIndex>) -> Self {
         let indices: Vec<_> = indices.into_iter().collect();
         let scores = vec![0.0; indices.len()];
@@ -22,7 +22,7 @@ impl Candidates {
         &self.indices
     }
 
-    /// Returns the scores, in the order of [`Self::indices`]. They are always finite.
+    /// Returns the scores, in the order of [`Self::indices`]. The scores are always finite.
     pub fn scores(&self) -> &[f32] {
         &self.scores
     }
@@ -51,8 +51,8 @@ impl Candidates {
         scores.truncate(write);
     }
 
-    /// Ranks the endpoints that match `is_last` behind all others, and keeps the order of their
-    /// scores. A weighted draw treats scores below 0 as 0.
+    /// Ranks the endpoints for which `is_last` returns true behind all others, and keeps the order
+    /// within both groups. A weighted draw treats scores below 0 as 0.
     pub fn sink(&mut self, is_last: &dyn Fn(EndpointIndex) -> bool) {
         for (score, &index) in self.scores.iter_mut().zip(&self.indices) {
             if is_last(index) {

@@ -6,11 +6,11 @@ use crate::predictions::EndpointPrediction;
 use crate::slo::Slo;
 
 /// The maximum number of endpoints in a ranked list. Each endpoint allows one more attempt of the
-/// same request. After a few failures the pool has a problem that retries do not solve.
+/// same request, and after a few failures the pool has a problem that retries do not solve.
 pub const RANKED_MAX: usize = 8;
 
-/// Endpoints to try, best first. There is at least one and at most [`RANKED_MAX`], and no endpoint
-/// occurs twice.
+/// The endpoints to try, best first. The list has at least one and at most [`RANKED_MAX`]
+/// endpoints, and no endpoint occurs twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankedList {
     first: EndpointIndex,
@@ -20,9 +20,10 @@ pub struct RankedList {
 /// The outcome of scheduling one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Send the request to an endpoint.
+    /// The request is sent to an endpoint.
     Route(Route),
-    /// Refuse the request for now (429). The pool could serve it, but a policy forbids that.
+    /// The request is refused for now (429): the pool could serve the request, but a policy forbids
+    /// that.
     Shed(ShedReason),
     /// No endpoint can serve the request (503).
     Unavailable(UnavailableReason),
@@ -34,13 +35,14 @@ pub enum Decision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     pub ranked: RankedList,
-    /// The endpoint that computes the prompt first, if another endpoint decodes.
+    /// The endpoint that computes the prompt before another endpoint decodes, if the work is
+    /// divided.
     pub prefill: Option<EndpointIndex>,
-    /// The endpoints that encode images, videos and audio first. The list is empty if the prefill
-    /// endpoint also encodes.
+    /// The endpoints that encode images, videos and audio before the prefill. The list is empty if
+    /// the prefill endpoint also encodes.
     pub encode: Vec<EndpointIndex>,
     /// The data-parallel rank that serves the request, if `ranked` has only the endpoint in front
-    /// of it.
+    /// of this rank.
     pub data_parallel: Option<EndpointIndex>,
 }
 
@@ -55,7 +57,7 @@ pub enum ShedReason {
     Slo,
 }
 
-/// The reason why no endpoint can serve a request.
+/// The reason why no endpoint can serve the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnavailableReason {
     /// No endpoint of the pool is ready.
@@ -83,21 +85,22 @@ pub struct Explanation {
     pub prompt_tokens: u32,
     /// The estimated number of uncached prompt tokens at each endpoint, in the snapshot's order.
     pub uncached_tokens: Vec<u32>,
-    /// The SLOs of the request.
+    /// The SLOs that the request demands.
     pub asks: Slo,
-    /// The predicted latency at each endpoint, or the reason why there is none, in the snapshot's
-    /// order. Empty if latency is not predicted.
+    /// The predicted latency at each endpoint, or the reason why there is no prediction, in the
+    /// snapshot's order. The list is empty if the pipeline does not predict latency.
     pub predictions: Vec<Result<EndpointPrediction, NoPrediction>>,
-    /// Endpoints dropped before any profile ran, in order.
+    /// The endpoints that were dropped before the first profile ran, in the order in which they
+    /// were dropped.
     pub dropped: Vec<DroppedEndpoint>,
-    /// The profiles that ran, in order.
+    /// The profiles that ran, in the order in which they ran.
     pub profiles: Vec<ProfileExplanation>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProfileExplanation {
     pub name: Box<str>,
-    /// Endpoints that the profile dropped, in order.
+    /// The endpoints that the profile dropped, in the order in which it dropped them.
     pub dropped: Vec<DroppedEndpoint>,
     pub scores: Vec<ScoreColumn>,
     /// The weighted sum of the scores of each endpoint that no filter dropped.
@@ -106,22 +109,25 @@ pub struct ProfileExplanation {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoreColumn {
-    /// Name of the scorer in the profile.
+    /// The name of the scorer in the profile.
     pub scorer: Box<str>,
     pub weight: f32,
     /// The unweighted score of each endpoint, 0 to 1.
     pub scores: Vec<(EndpointIndex, f32)>,
-    /// The terms that make up each endpoint's score. Empty for a scorer whose score has no terms.
+    /// The terms that make up each endpoint's score. The list is empty for a scorer whose score has
+    /// no terms.
     pub cost_terms: Vec<CostTerms>,
 }
 
-/// An endpoint and the terms of its cost. Each term has a name with its unit, and a value.
+/// An endpoint and the terms of its cost. Each term has a name, which ends with the unit, and a
+/// value.
 pub type CostTerms = (EndpointIndex, Vec<(&'static str, f32)>);
 
 // === impl Route ===
 
 impl Route {
-    /// Returns a route where one endpoint does all the work: the first of the list that answers.
+    /// Returns a route in which one endpoint does all the work: the first endpoint of the list that
+    /// answers.
     #[must_use]
     pub fn to(ranked: RankedList) -> Self {
         Self {
@@ -145,8 +151,8 @@ impl Route {
 // === impl RankedList ===
 
 impl RankedList {
-    /// Makes a list of the endpoints in `order`, without duplicates and endpoints beyond
-    /// [`RANKED_MAX`]. Returns `None` if `order` is empty.
+    /// Makes a list of the first [`RANKED_MAX`] different endpoints in `order`. Returns `None` if
+    /// `order` is empty.
     pub fn new(order: impl IntoIterator<Item = EndpointIndex>) -> Option<Self> {
         let mut order = order.into_iter();
         let first = order.next()?;
@@ -175,12 +181,12 @@ impl RankedList {
         self.first
     }
 
-    /// All endpoints of the list, best first.
+    /// Returns all endpoints of the list, best first.
     pub fn iter(&self) -> impl Iterator<Item = EndpointIndex> + '_ {
         std::iter::once(self.first).chain(self.rest.iter().copied())
     }
 
-    /// The number of endpoints; never 0.
+    /// Returns the number of endpoints, which is never 0.
     #[expect(clippy::len_without_is_empty, reason = "never empty by construction")]
     pub fn len(&self) -> usize {
         1 + self.rest.len()

@@ -1,21 +1,23 @@
-//! Endpoints: their identity, address, labels and readiness.
+//! Endpoints, with their identity, address, labels and readiness.
 
 use std::sync::Arc;
 
-/// The maximum number of endpoints in one snapshot. Slots have 16 bits on the wire, but the ledger
-/// and the prefix index of every worker's VM have tables of this size.
+/// The maximum number of endpoints in one snapshot. The number is far below what the 16 bits of a
+/// slot on the wire allow, because the ledger and the prefix index of every worker's VM have tables
+/// of this size.
 pub const ENDPOINTS_MAX: usize = 1024;
 
 /// The label that names the stages (such as prefill and decode) that an endpoint serves.
 pub const ROLE_LABEL: &str = "llm-d.ai/role";
 
 /// A small integer that the daemon gives to an endpoint for as long as the endpoint is in the pool.
-/// In-flight ledger and prefix index use it as an index.
+/// The in-flight ledger and the prefix index use the slot as an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u16);
 
 /// The generation of the endpoint behind a slot. The generation changes when another process takes
-/// over the address. State learned about one generation does not apply to another.
+/// over the address. State that was learned about one generation does not apply to another
+/// generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u32);
 
@@ -51,21 +53,21 @@ pub enum Readiness {
 /// A model server address with its metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
-    /// The identity of the endpoint, valid beyond the snapshot.
+    /// The identity of the endpoint, which stays valid after the snapshot is gone.
     pub id: EndpointRef,
     /// The name of the endpoint in logs and pages: the pod name, or the name in the endpoints file.
     pub name: Box<str>,
     /// The address in the form that Envoy gets: `ip:port`, IPv6 in brackets.
     pub address: Box<str>,
     pub readiness: Readiness,
-    /// Labels, sorted by key.
+    /// The labels of the endpoint, sorted by key.
     pub labels: Box<[(Box<str>, Box<str>)]>,
-    /// Names of the models that the endpoint serves, sorted. An empty list means that it may serve
-    /// any model. Endpoints with equal lists share one in memory.
+    /// The names of the models that the endpoint serves, sorted. An empty list means that the
+    /// endpoint may serve every model. Endpoints with equal lists share one list in memory.
     pub models: Arc<[Box<str>]>,
-    /// How long the endpoint had been in the pool when the snapshot was made, in ms. It stays the
-    /// same until the next pool update. The last endpoint of a ranked list must have been in the
-    /// pool for some time.
+    /// How long the endpoint had been in the pool when the snapshot was made, in ms. The number
+    /// stays the same until the next pool update. The age is used because the last endpoint of a
+    /// ranked list must have been in the pool for [`crate::SETTLED_MS`].
     pub age_ms: u64,
 }
 
@@ -87,8 +89,8 @@ impl Endpoint {
         self.labels.get(at).map(|(_, value)| &**value)
     }
 
-    /// Whether the endpoint can serve the decode stage, and so can answer requests. False if its
-    /// [`ROLE_LABEL`] names only earlier stages.
+    /// Whether the endpoint can serve the decode stage, and so can answer requests. An endpoint
+    /// whose [`ROLE_LABEL`] names only earlier stages cannot.
     pub fn decodes(&self) -> bool {
         decodes(self.label(ROLE_LABEL))
     }
@@ -116,8 +118,9 @@ impl Endpoint {
     }
 }
 
-/// Whether an endpoint with this value of [`ROLE_LABEL`] answers requests. True unless the value
-/// names only earlier stages. `None` is an endpoint without the label.
+/// Whether an endpoint with this value of [`ROLE_LABEL`] answers requests. An endpoint answers
+/// requests unless the value names only earlier stages. `None` stands for an endpoint without the
+/// label.
 #[must_use]
 pub fn decodes(role: Option<&str>) -> bool {
     !matches!(role, Some("prefill" | "encode" | "encode-prefill"))

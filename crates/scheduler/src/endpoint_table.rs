@@ -1,4 +1,5 @@
-//! The endpoints of a pool with all data that plugins read about them, as one immutable value.
+//! The endpoints of a pool with all data that plugins read about these endpoints, as one immutable
+//! value.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,7 +14,8 @@ use crate::objects::Objects;
 use crate::session::name_hash;
 use crate::sort::sort_by;
 
-/// The endpoints of a pool, their metrics, their configuration, and the data learned about them.
+/// The endpoints of a pool, their metrics, their configuration, and the data that was learned about
+/// the endpoints.
 #[derive(Debug)]
 pub struct EndpointTable {
     endpoints: Arc<[Endpoint]>,
@@ -21,12 +23,12 @@ pub struct EndpointTable {
     /// The identities of the endpoints in one array, because every pick reads all of them.
     ids: Arc<[EndpointRef]>,
     all_ready: bool,
-    /// Whether any endpoint names the models that it serves.
+    /// Whether at least one endpoint names the models that it serves.
     names_models: bool,
-    /// The addresses, parsed once instead of in every request with a subset hint. `None` means that
-    /// an address is not `ip:port`.
+    /// The parsed addresses. They are parsed once, and not for every request with a subset hint.
+    /// `None` means that an address is not `ip:port`.
     sockets: Arc<[Option<SocketAddr>]>,
-    /// Hashes of the endpoints' names for session affinity, computed once instead of in every
+    /// The hashes of the endpoints' names, for session affinity, computed once instead of in every
     /// request.
     name_hashes: Arc<[u64]>,
     pub(crate) objects: Arc<Objects>,
@@ -34,17 +36,17 @@ pub struct EndpointTable {
     pub(crate) latency: Option<Arc<LatencyModel>>,
 }
 
-/// The reason why a snapshot was refused as a whole. It is refused again until the sender changes
-/// it.
+/// The reason why a snapshot was refused as a whole. The same snapshot is refused again until the
+/// sender changes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidSnapshot {
-    /// More endpoints than [`ENDPOINTS_MAX`].
+    /// The snapshot has more than [`ENDPOINTS_MAX`] endpoints.
     TooManyEndpoints(usize),
-    /// There are not as many metrics as endpoints.
+    /// The number of metrics is not the number of endpoints.
     MetricsLength(usize),
     DuplicateSlot(Slot),
     DuplicateAddress(Box<str>),
-    /// A slot at or above [`ENDPOINTS_MAX`].
+    /// An endpoint has a slot at or above [`ENDPOINTS_MAX`].
     SlotOutOfRange(Slot),
 }
 
@@ -147,12 +149,12 @@ impl EndpointTable {
         &self.step
     }
 
-    /// Returns the latency model. `None` if none was learned, or if prediction is off.
+    /// Returns the latency model. Returns `None` if no model was learned, or if prediction is off.
     pub fn latency(&self) -> Option<&LatencyModel> {
         self.latency.as_deref()
     }
 
-    /// Returns the endpoint at a position. `None` for a position of a larger snapshot.
+    /// Returns the endpoint at a position. Returns `None` for a position of a larger snapshot.
     pub fn endpoint(&self, index: EndpointIndex) -> Option<&Endpoint> {
         self.endpoints.get(index.get())
     }
@@ -165,13 +167,14 @@ impl EndpointTable {
         self.metrics.get(index.get())
     }
 
-    /// Returns the parsed address of an endpoint. `None` if it is not `ip:port`; then no subset
-    /// hint can name it.
+    /// Returns the parsed address of an endpoint. Returns `None` if the address is not `ip:port`;
+    /// then no subset hint can name the endpoint.
     pub fn socket(&self, index: EndpointIndex) -> Option<SocketAddr> {
         self.sockets.get(index.get()).copied().flatten()
     }
 
-    /// Returns a hash of the endpoint's name, equal in every snapshot and on every host.
+    /// Returns a hash of the endpoint's name. The hash of a name is equal in every snapshot and on
+    /// every host.
     pub fn name_hash(&self, index: EndpointIndex) -> u64 {
         self.name_hashes.get(index.get()).copied().unwrap_or(0)
     }
@@ -190,8 +193,9 @@ impl EndpointTable {
         self.all_ready
     }
 
-    /// Whether every endpoint may serve this model. True for an empty name (of an opaque body), and
-    /// for a target model of an object that no endpoint's metadata names.
+    /// Whether every endpoint may serve this model. An empty name (of an opaque body) may be served
+    /// anywhere, and so may the target model of an object if no endpoint's metadata names this
+    /// model.
     #[inline(never)]
     pub fn serves_anywhere(&self, model: &str) -> bool {
         model.is_empty() || (self.objects.targets(model) && !self.is_named(model))
@@ -214,7 +218,7 @@ impl EndpointTable {
             || self.indices().any(by_engine)
     }
 
-    /// Whether the metadata of any endpoint names this model.
+    /// Whether the metadata of at least one endpoint names this model.
     pub fn is_named(&self, model: &str) -> bool {
         self.endpoints.iter().any(|endpoint| endpoint.names(model))
     }
@@ -232,11 +236,11 @@ impl EndpointTable {
             || lora().is_some_and(|lora| lora.reports(model))
     }
 
-    /// Returns how many adapters fit into the engine's memory at once, if this model is an adapter.
-    /// `None` if the engine serves no adapters, or if the engine or the endpoint's metadata names
-    /// the model as a base model. An endpoint's list of models contains adapters too. So the list
-    /// is used only if the engine names no base model, and not for names that the engine reports as
-    /// adapters.
+    /// Returns how many adapters fit into the engine's memory at the same time, if this model is an
+    /// adapter. Returns `None` if the engine serves no adapters, or if the engine or the endpoint's
+    /// metadata names the model as a base model. An endpoint's list of models contains adapters
+    /// too. So this list decides only if the engine names no base model, and not for names that the
+    /// engine reports as adapters.
     pub fn adapter_places(&self, index: EndpointIndex, model: &str) -> Option<u32> {
         let lora = self.metrics_of(index)?.lora.as_ref()?;
         let is_named =
@@ -251,8 +255,8 @@ impl EndpointTable {
     }
 }
 
-/// Returns the first endpoint that `order` finds equal to another. `order` is a reference so that
-/// the sort is compiled once.
+/// Returns the first endpoint that equals another endpoint by `order`. `order` is a reference, so
+/// that the sort is compiled once.
 fn first_duplicate<'e>(
     endpoints: &'e [Endpoint],
     order: &dyn Fn(&Endpoint, &Endpoint) -> Ordering,

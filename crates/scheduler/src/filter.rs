@@ -1,6 +1,6 @@
 //! Filters decide which endpoints may be picked at all.
 //!
-//! Four of them are structural: [`ReadinessFilter`], [`SubsetFilter`], [`ServesModelFilter`] and
+//! Four filters are structural: [`ReadinessFilter`], [`SubsetFilter`], [`ServesModelFilter`] and
 //! [`EjectionFilter`]. [`crate::schedule()`] applies them to every request before the filters of
 //! the profile, and no configuration can leave them out. So every picked endpoint is ready, is in
 //! the subset hint, and serves the model.
@@ -29,8 +29,8 @@ pub(crate) use subset::SubsetFilter;
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
 
-/// Keeps the endpoints that `passes` accepts. With `fall_back`, keeps all endpoints if it accepts
-/// none.
+/// Keeps the endpoints that `passes` accepts. With `fall_back`, keeps all endpoints if `passes`
+/// accepts none.
 pub(crate) fn keep(
     candidates: &mut Candidates,
     fall_back: bool,

@@ -1,8 +1,8 @@
-//! Flow control: which waiting request is sent next, and whether an endpoint has room for it. This
-//! module only has rules. The queues are in the crate `pool-state`.
+//! Flow control: the rules for which waiting request is sent next, and whether an endpoint has room
+//! for a request. The queues are in the crate `pool-state`.
 //!
-//! A *band* holds the requests of one priority. A *flow* holds those of one fairness id, or of
-//! one client, within a band.
+//! A *band* holds the requests of one priority. Within a band, a *flow* holds the requests of one
+//! fairness id or of one client.
 
 mod control;
 pub use control::{BandRules, FLOW_CONTROL, FlowControl};
@@ -28,9 +28,9 @@ use crate::time::Timestamp;
 /// The tokens that a flow is charged for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FlowCost {
-    /// Prompt tokens that the picked endpoint has not cached, as estimated.
+    /// The estimated number of prompt tokens that the picked endpoint has not cached.
     pub prompt: f64,
-    /// Output tokens: those expected until the request ends.
+    /// The number of output tokens, which is the expected number until the request ends.
     pub output: f64,
 }
 
@@ -41,7 +41,8 @@ pub struct FlowAccount {
     pub start: f64,
     /// The value of [`BandAccount::turn`] when the flow was last served; 0 means never.
     pub turn: u64,
-    /// The weighted tokens received, decayed until the time `attained_at`.
+    /// The number of weighted tokens that the flow has received, decayed until the time
+    /// `attained_at`.
     pub attained: f64,
     pub attained_at: Timestamp,
 }
@@ -61,14 +62,14 @@ pub struct QueuedFacts {
     pub arrived: Timestamp,
     /// The time when the wait of the request ends without service.
     pub expires: Timestamp,
-    /// The TTFT SLO of the request, in µs, if it has one.
+    /// The TTFT SLO of the request, in µs; `None` if the request has no TTFT SLO.
     pub ttft_slo_us: Option<u32>,
 }
 
 /// The room that a request waits for. A running request may be aborted to make this room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomAsk {
-    /// The endpoint that needs room; `None` if room anywhere in the pool helps.
+    /// The endpoint that needs room; `None` if room at every endpoint of the pool helps.
     pub endpoint: Option<EndpointRef>,
     /// The priority of the request that waits. Only requests of a lower priority are aborted.
     pub priority: i32,
@@ -85,15 +86,16 @@ pub struct RoomLimits {
     pub share: f64,
 }
 
-/// Requests of a band are held at or above this saturation; 1 is full.
+/// The saturation at or above which requests of a band are held; 1 is full.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum UsageCeiling {
-    /// The same limit at every load.
+    /// The limit is the same at every load.
     Fixed(f64),
-    /// The limit falls as the load rises: 1 - `share` x saturation. Above it, one of saturation /
-    /// (1 - saturation) tries passes.
+    /// The limit falls as the load rises: 1 - `share` x saturation. Above the limit, one of
+    /// saturation / (1 - saturation) tries passes.
     Reflective {
-        /// 0 for the highest band, 1 for the lowest, and between 0 and 1 for others.
+        /// The place of the band: 0 for the highest band, 1 for the lowest, and between 0 and 1 for
+        /// others.
         share: f64,
         /// How often a request of the band has been tried before.
         turn: u64,
@@ -107,21 +109,21 @@ pub struct BandRank {
     pub higher: usize,
     /// The number of bands in use; at least 1.
     pub bands: usize,
-    /// The priority of the band, and of the highest and the lowest band.
+    /// The priorities of this band, of the highest band, and of the lowest band.
     pub priorities: (i32, i32, i32),
 }
 
 /// Chooses among the flows of a band.
 pub trait FairnessPolicy: PluginDebug + Send + Sync {
-    /// Returns the rank of a flow whose first request has waited for `waited_ms`. The flow with the
-    /// lowest rank is served first. If ranks are equal, the ordering policy decides.
+    /// Returns the rank of a flow whose first request has waited for `waited_ms` milliseconds. The
+    /// flow with the lowest rank is served first. If ranks are equal, the ordering policy decides.
     fn rank(&self, flow: &FlowAccount, band: &BandAccount, waited_ms: f64, now: Timestamp) -> f64;
 
     /// Records that a request of a flow arrived while no other request of the flow waited.
     fn begin(&self, _flow: &mut FlowAccount, _band: &BandAccount) {}
 
     /// Records that a request of the band is sent to an endpoint now. `lowest` is the lowest rank
-    /// of the waiting flows and of the request's own flow, before that is charged.
+    /// of the waiting flows and of the request's flow, before the request's flow is charged.
     fn advance(&self, _band: &mut BandAccount, _lowest: f64) {}
 
     /// Charges the flow for a request that is sent to an endpoint now.
@@ -133,11 +135,11 @@ pub trait FairnessPolicy: PluginDebug + Send + Sync {
         now: Timestamp,
     );
 
-    /// Corrects the charge of a request that has ended. Its output differed from the expectation by
-    /// `output` tokens.
+    /// Corrects the charge of a request that has ended. The output of this request differed from
+    /// the expectation by `output` tokens.
     fn settle(&self, flow: &mut FlowAccount, output: f64);
 
-    /// Returns the share of all tokens that a band gets at least while it waits behind a higher
+    /// Returns the minimum share of all tokens that a band gets while it waits behind a higher
     /// band.
     fn minimum_share(&self) -> f64 {
         0.0
@@ -147,7 +149,7 @@ pub trait FairnessPolicy: PluginDebug + Send + Sync {
 /// Orders the requests of a flow.
 pub trait OrderingPolicy: PluginDebug + Send + Sync {
     /// Returns the key of a request. The request with the lowest key is sent first; if keys are
-    /// equal, the one that arrived first.
+    /// equal, the request that arrived first.
     fn key(&self, request: &QueuedFacts) -> u64;
 }
 
@@ -181,7 +183,8 @@ impl UsageCeiling {
         if share <= 0.0 || saturation < 1.0 - share * saturation {
             return 1.0;
         }
-        // The number is positive. For a large number the cast saturates, which makes no difference.
+        // The cast loses nothing that matters: the number is positive, and for a large number the
+        // cast saturates.
         let period = libm::round(saturation / (1.0 - saturation)).max(1.0) as u64;
         if saturation < 1.0 && turn.is_multiple_of(period) {
             1.0
@@ -194,7 +197,7 @@ impl UsageCeiling {
 // === impl RoomLimits ===
 
 impl RoomLimits {
-    /// The limits of a request that may fill everything.
+    /// The limits of a request that may fill the whole pool.
     pub const ALL: Self = Self {
         critical: true,
         ceiling: UsageCeiling::Fixed(1.0),

@@ -1,5 +1,5 @@
-//! Profile handlers decide which profiles run for a request, and how their picks become one
-//! decision.
+//! Profile handlers decide which profiles run for a request, and combine the picks of these
+//! profiles into one decision.
 
 pub(crate) mod data_parallel;
 pub(crate) mod disagg;

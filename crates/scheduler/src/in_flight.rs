@@ -1,19 +1,19 @@
 //! The in-flight ledger: the requests and tokens that this proxy has in flight, by endpoint slot.
 //!
-//! The ledger is newer than any scrape, because an endpoint's row changes at the pick, and not when
-//! the engine reports the request. Every counted request has an [`InFlightTicket`]. A ticket cannot
-//! be copied and [`InFlight::release`] consumes it, so no request is released twice. A ticket that
-//! is dropped without a release stays counted as long as the ledger exists. So callers release
-//! tickets in the one function that ends a request. A wasm VM that crashes loses its ledger too.
+//! The ledger is newer than every scrape, because an endpoint's row changes at the pick, and not
+//! when the engine reports the request. Every counted request has an [`InFlightTicket`]. A ticket
+//! cannot be copied and [`InFlight::release`] consumes it, so no request is released twice. A
+//! ticket that is dropped without a release stays counted as long as the ledger exists. So callers
+//! release tickets in the one function that ends a request. A wasm VM that crashes loses its ledger
+//! too.
 //!
 //! A row belongs to one generation of one endpoint. The first admission for another generation
 //! resets the row, and tickets of the old generation no longer count.
 //!
-//! Requests with an SLO are also in a queue of their endpoint ([`RunningRequest`]), whose lowest
-//! SLOs are part of the endpoint's load.
+//! Each endpoint also has a queue of its requests with an SLO ([`RunningRequest`]). The lowest SLOs
+//! in this queue are part of the endpoint's load.
 //!
-//! The load of other workers and proxies is kept separately ([`PeerLoads`]) and added when a load
-//! is read.
+//! The load of other workers and proxies is in [`PeerLoads`], and [`InFlight::load`] adds it.
 
 mod endpoint_load;
 pub use endpoint_load::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
@@ -42,19 +42,21 @@ use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use crate::metrics::EndpointMetrics;
 use crate::slo::{Slo, TrackedSlo};
 
-/// The in-flight ledger. It has one writer, and reads are array look-ups.
+/// The in-flight ledger. The ledger has one writer, and a read is an array look-up.
 #[derive(Debug, Default)]
 pub struct InFlight {
-    /// Rows by slot, up to the highest slot used so far, at most [`ENDPOINTS_MAX`].
+    /// The rows by slot, up to the highest slot used so far. There are at most [`ENDPOINTS_MAX`]
+    /// rows.
     rows: Vec<LedgerRow>,
     epochs_started: u64,
-    /// Slots whose rows changed since the last [`Self::take_changed`], each once.
+    /// The slots whose rows changed since the last [`Self::take_changed`]. Each slot is in the list
+    /// once.
     changed: Vec<u16>,
     others: PeerLoads,
     scraped: ScrapeBaseline,
     queues: RunningQueues,
     last_picks: LastPicks,
-    /// The mean prompt of the last [`PROMPTS_AVERAGED`] picks, in tokens.
+    /// The mean length of the prompts of the last [`PROMPTS_AVERAGED`] picks, in tokens.
     prompt_tokens: f32,
     suspended: SuspendedCounts,
 }
@@ -66,23 +68,23 @@ pub struct InFlightTicket {
     endpoint: EndpointRef,
     /// The epoch of the row that counts the request, or [`NOWHERE`] if no row counts it.
     row_epoch: u64,
-    /// The load that the request adds to that row.
+    /// The load that the request adds to the row that counts it.
     load: EndpointLoad,
     past_first_token: bool,
-    /// The expected output of the request. [`EndpointLoad::prefill_tokens`] includes it until the
-    /// request ends.
+    /// The number of tokens of the expected output. [`EndpointLoad::prefill_tokens`] includes these
+    /// tokens until the request ends.
     output_tokens: u32,
-    /// The key of the request in a queue, if it has an SLO.
+    /// The key of the request in its endpoint's queue, if the request has an SLO.
     entry: Option<RunningKey>,
-    /// The request id that operators know, while the request is suspended.
+    /// The request id that operators know. It is stored only while the request is suspended.
     suspended: Option<Box<str>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct LedgerRow {
     generation: Generation,
-    /// A number that changes whenever the row is reset, unique in the ledger. So old tickets do not
-    /// count when a generation returns.
+    /// A number that changes whenever the row is reset, and that no other row has had. So old
+    /// tickets do not count when a generation returns.
     epoch: u64,
     load: EndpointLoad,
     /// Whether the slot is in `changed`.
@@ -91,7 +93,7 @@ struct LedgerRow {
 
 const NOWHERE: u64 = 0;
 
-/// The number of prompts for the mean length: few enough to follow the traffic.
+/// The number of prompts over which the mean length is computed: few enough to follow the traffic.
 const PROMPTS_AVERAGED: f32 = 64.0;
 
 const EMPTY: LedgerRow = LedgerRow {
@@ -104,14 +106,15 @@ const EMPTY: LedgerRow = LedgerRow {
 // === impl InFlight ===
 
 impl InFlight {
-    /// Counts one more request at `endpoint` with a prompt of `prefill_tokens`, none of it cached.
+    /// Counts one more request at `endpoint`, with a prompt of `prefill_tokens` that is not cached.
     /// `endpoint` must belong to the current snapshot, because a row of another generation is
     /// reset. A slot at or above [`ENDPOINTS_MAX`], which no snapshot has, is not counted.
     pub fn admit(&mut self, endpoint: EndpointRef, prefill_tokens: u32) -> InFlightTicket {
         self.admit_prompt(endpoint, prefill_tokens, prefill_tokens)
     }
 
-    /// Does [`Self::admit`] for a prompt with only `uncached_tokens` not cached.
+    /// Does [`Self::admit`] for a prompt. The endpoint has cached all its tokens but
+    /// `uncached_tokens`.
     pub fn admit_prompt(
         &mut self,
         endpoint: EndpointRef,
@@ -152,8 +155,8 @@ impl InFlight {
         self.add(ticket);
     }
 
-    /// Sets the prompt of a request before its first token, with none of it cached, and its
-    /// expected output.
+    /// Sets the prompt, as not cached, and the expected output of a request that has no first token
+    /// yet.
     #[cold]
     pub fn set_prompt(&mut self, ticket: &mut InFlightTicket, tokens: u32, output_tokens: u32) {
         if ticket.past_first_token {
@@ -170,7 +173,8 @@ impl InFlight {
     }
 
     /// Records that the first token arrived. The prefill is done, and `prompt_tokens` (the whole
-    /// prompt, cached or not) are context of every further token. A second call changes nothing.
+    /// prompt, cached or not) are the context of every further token. A second call changes
+    /// nothing.
     pub fn first_token(&mut self, ticket: &mut InFlightTicket, prompt_tokens: u32) {
         if !std::mem::replace(&mut ticket.past_first_token, true) {
             self.subtract(ticket);
@@ -185,9 +189,9 @@ impl InFlight {
         }
     }
 
-    /// Puts a request with an SLO into the queue of its endpoint until it ends, with its prediction
-    /// and the id by which operators find it. Does nothing for a request without an SLO, or the
-    /// second time.
+    /// Puts a request with an SLO into the queue of its endpoint until the request ends, with the
+    /// prediction of the request and the id by which operators find it. Does nothing for a request
+    /// without an SLO, or on a second call.
     pub fn track(&mut self, ticket: &mut InFlightTicket, promise: TrackedSlo, request_id: &str) {
         if promise.slo.any() && ticket.entry.is_none() {
             ticket.entry = Some(self.queues.number(promise));
@@ -225,9 +229,10 @@ impl InFlight {
         self.add(ticket);
     }
 
-    /// Moves the request to `to`, which serves it instead (a retry reached the next endpoint of the
-    /// ranked list). `to` may belong to an older snapshot, so it replaces a row of another
-    /// generation only if that row is empty. If the row is not empty, no row counts the request.
+    /// Moves the request to the endpoint `to`, which serves the request instead: a retry reached
+    /// the next endpoint of the ranked list. `to` may belong to an older snapshot, so this replaces
+    /// a row of another generation only if that row is empty. If that row is not empty, no row
+    /// counts the request.
     pub fn transfer(&mut self, ticket: &mut InFlightTicket, to: EndpointRef) {
         if to == ticket.endpoint {
             return;
@@ -261,7 +266,7 @@ impl InFlight {
         });
     }
 
-    /// Returns the load of `endpoint` from all VMs and proxies.
+    /// Returns the load of all VMs and proxies at `endpoint`.
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.own(endpoint).with(self.others.load(endpoint))
     }
@@ -275,19 +280,20 @@ impl InFlight {
         own.saturating_add(self.others.requests(endpoint))
     }
 
-    /// Returns the load of this VM at `endpoint`. Empty for another generation than the row's.
+    /// Returns the load of this VM at `endpoint`. The load is empty if the row belongs to another
+    /// generation.
     pub fn own(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint.slot)
             .filter(|row| row.is_of(endpoint))
             .map_or(NOTHING, |row| row.load)
     }
 
-    /// Records a pick of `endpoint`, by this worker or another one.
+    /// Records a pick of `endpoint`, by this worker or another worker.
     pub fn picked(&mut self, endpoint: EndpointRef) {
         self.last_picks.note(endpoint);
     }
 
-    /// Records that the last pick of `endpoint` had this number; see [`Self::last_pick`].
+    /// Records that the last pick of `endpoint` had the number `pick`; see [`Self::last_pick`].
     pub fn picked_at(&mut self, endpoint: EndpointRef, pick: u64) {
         self.last_picks.set(endpoint, pick);
     }
@@ -298,13 +304,13 @@ impl InFlight {
         self.last_picks.of(endpoint)
     }
 
-    /// The load of other workers and proxies, for updates.
+    /// Returns the load of other workers and proxies, mutably.
     pub fn others_mut(&mut self) -> &mut PeerLoads {
         &mut self.others
     }
 
     /// Records that new `metrics` of these endpoints arrived. From now on, [`Self::requests_now`]
-    /// adds the changes since then.
+    /// adds the changes since this call.
     pub fn scraped(&mut self, endpoints: &[EndpointRef], metrics: &[EndpointMetrics]) {
         for (endpoint, metrics) in endpoints.iter().zip(metrics) {
             let requests = self.requests(*endpoint);
@@ -313,7 +319,7 @@ impl InFlight {
     }
 
     /// Returns the number of requests at `endpoint` now: the engine's last report (`metrics`,
-    /// running and queued together) plus the changes since then. See [`requests_now`].
+    /// running and queued together) plus the changes since that report. See [`requests_now`].
     pub fn requests_now(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> f32 {
         let said = metrics
             .running_requests
@@ -418,7 +424,8 @@ impl InFlight {
                 .is_some_and(|row| row.epoch == ticket.row_epoch)
     }
 
-    /// Returns the epoch of the row of `endpoint`; [`NOWHERE`] if the row is of another generation.
+    /// Returns the epoch of the row of `endpoint`; [`NOWHERE`] if the row belongs to another
+    /// generation.
     fn current_epoch(&self, endpoint: EndpointRef) -> u64 {
         self.row(endpoint.slot)
             .filter(|row| row.is_of(endpoint))

@@ -1,17 +1,18 @@
-//! Latency prediction: how long a request would take at an endpoint.
+//! Latency prediction: the prediction of how long a request would take at an endpoint.
 //!
-//! There are two models. [`step::StepModel`] is physical: it has the time of a prefill and of a
-//! decode step of this engine in ms, and a relative speed for each endpoint. [`LatencyModel`] is
-//! statistical and uses the step model. It predicts TTFT and TPOT in log space from [`features()`],
-//! with an offset for each endpoint and quantiles of the remaining error. So the model learns that
-//! a pod is slow without labels that say so.
+//! Switchpoint has two models. [`step::StepModel`] follows the work of an engine: it has the time
+//! of a prefill and of a decode step of this engine in ms, and a relative speed for each endpoint.
+//! [`LatencyModel`] is statistical and uses the step model. The latency model predicts the
+//! logarithms of TTFT and TPOT from [`features()`], with an offset for each endpoint and quantiles
+//! of the remaining error. So this model learns that a pod is slow, even if no label says that the
+//! pod is slow.
 //!
 //! The inputs at a pick are [`Conditions`], and only [`features()`] converts them to numbers. Both
-//! the proxy, which predicts, and the daemon, which learns (crate `learning`), call it, so there is
-//! no training/serving skew.
+//! the proxy, which predicts, and the daemon, which learns (crate `learning`), call [`features()`],
+//! so that training and serving use the same inputs.
 //!
 //! A model does not guess. With too little data, or outside the range of that data,
-//! [`LatencyModel::predict`] abstains and gives the reason.
+//! [`LatencyModel::predict`] gives the reason instead of a prediction.
 
 mod conditions;
 pub use conditions::Conditions;

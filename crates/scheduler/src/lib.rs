@@ -1,21 +1,22 @@
 //! Endpoint picking as a pure function: the core of Switchpoint.
 //!
-//! A [`Snapshot`] of the pool, a [`Request`] and the proxy's own [`LocalState`] go in; a
-//! [`Decision`] comes out. This crate reads no clock, entropy, file, socket or environment; time
-//! and randomness are arguments. So its decisions are the same natively and in wasm.
+//! The function takes a [`Snapshot`] of the pool, a [`Request`] and the proxy's [`LocalState`], and
+//! returns a [`Decision`]. This crate reads no clock, entropy, file, socket or environment; time
+//! and randomness are arguments. So the decisions of this crate are the same natively and in wasm.
 //!
 //! [`schedule()`] has all the control flow: a profile handler runs profiles. In each profile,
 //! filters narrow the candidates, weighted scorers rank the candidates, and a picker draws a ranked
-//! list. Each plugin is one file, listed in one table, [`registry::PLUGINS`].
+//! list. Each plugin is one file, and one table lists all plugins: [`registry::PLUGINS`].
 #![deny(clippy::indexing_slicing, clippy::cast_lossless)]
 // Tests compare floats exactly on purpose: every host must compute the same numbers.
 #![cfg_attr(not(test), deny(clippy::float_cmp))]
 #![forbid(unsafe_code)]
 
-// The modules are listed by layer, the lowest first. A module uses only its own layer and lower
-// ones. One exception: `run` uses two structural filters and the ranking that all pickers share.
+// The modules are listed by layer, the lowest first. A module uses only modules of the same layer
+// and of lower layers. The only exception is `run`, which uses two structural filters and the
+// ranking that all pickers share.
 
-// Leaves: numbers, names and texts.
+// These modules use no other module: numbers, names and texts.
 mod rng;
 pub use rng::Rng;
 pub mod sort;
@@ -23,7 +24,7 @@ mod text;
 mod time;
 pub use time::Timestamp;
 
-// State: endpoints and requests.
+// These modules have the state: endpoints and requests.
 mod endpoint;
 pub use endpoint::{
     ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Generation, ROLE_LABEL, Readiness, Slot,
@@ -60,14 +61,14 @@ pub use decision::{
     Route, ScoreColumn, ShedReason, UnavailableReason,
 };
 
-// Plugin traits, the run of a profile, and the type of a plugin.
+// These modules have the plugin traits, the run of a profile, and the type of a plugin.
 pub mod plugin;
 mod run;
 pub use run::{ProfileHandler, Reference, SETTLED_MS, SchedulingRun, Stage};
 pub mod flow;
 mod plugin_type;
 
-// Plugins, one folder for each kind.
+// These modules have the plugins, with one folder for each kind.
 mod admitter;
 mod decider;
 mod detector;
@@ -78,7 +79,7 @@ mod picker;
 mod producer;
 mod scorer;
 
-// The table of all plugins, and what is built from it.
+// These modules have the table of all plugins, and build pipelines from the table.
 mod pipeline;
 pub mod registry;
 pub use pipeline::{

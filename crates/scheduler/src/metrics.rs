@@ -1,11 +1,12 @@
 //! The last report of a model server about itself.
 
 /// The maximum number of attributes of an endpoint. An attribute is a metric that the operator
-/// named in a configuration file. It is sent to proxies with every refresh of every endpoint.
+/// named in a configuration file. The number is limited, because the daemon sends all attributes of
+/// an endpoint with every refresh.
 pub const ATTRIBUTES_MAX: usize = 32;
 
-/// The attribute with the maximum number of requests that an engine runs at once, if known. Further
-/// requests queue in the engine.
+/// The key of the attribute that has the maximum number of requests that an engine runs at the same
+/// time, if known. Further requests queue in the engine.
 pub const SEQUENCES_MAX_ATTRIBUTE: &str = "max_num_seqs";
 
 /// The estimated tokens of a prompt are at most this many times the true number.
@@ -14,19 +15,19 @@ const TIMES_TRUE: u64 = 2;
 /// The last report of a model server. `None` means unknown, which is neither idle nor full.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EndpointMetrics {
-    /// Requests waiting to be scheduled by the engine.
+    /// The number of requests that wait until the engine schedules them.
     pub queue_depth: Option<f32>,
-    /// Requests that the engine runs.
+    /// The number of requests that the engine runs.
     pub running_requests: Option<f32>,
-    /// Share of KV-cache blocks in use, 0 to 1.
+    /// The share of KV-cache blocks in use, 0 to 1.
     pub kv_cache_utilization: Option<f32>,
-    /// Tokens in one KV-cache block.
+    /// The number of tokens in one KV-cache block.
     pub kv_block_tokens: Option<u32>,
     /// The number of KV-cache blocks of the engine.
     pub kv_blocks: Option<u32>,
-    /// LoRA adapters, if the engine serves any.
+    /// The state of the LoRA adapters, if the engine serves adapters.
     pub lora: Option<LoraMetrics>,
-    /// Further numbers that `customMetrics` configures, sorted by key.
+    /// The further numbers that `customMetrics` configures, sorted by key.
     pub attributes: Box<[(Box<str>, f32)]>,
 }
 
@@ -41,11 +42,13 @@ pub struct MetricDefinition {
     pub help: &'static str,
     /// The unit, which defines the valid values.
     pub unit: MetricUnit,
-    /// How the series of several engines behind one address become one number.
+    /// The way in which the series of several engines behind one address are combined into one
+    /// number.
     pub fold: MetricFold,
-    /// Reads the number. Whole numbers up to 2^24 are exact; greater numbers are rounded.
+    /// Returns this number of `EndpointMetrics`. Whole numbers up to 2^24 are exact; greater
+    /// numbers are rounded.
     pub get: fn(&EndpointMetrics) -> Option<f32>,
-    /// Sets the number.
+    /// Sets this number in `EndpointMetrics`.
     pub set: fn(&mut EndpointMetrics, Option<f32>),
 }
 
@@ -60,14 +63,14 @@ pub enum MetricUnit {
     Count,
 }
 
-/// How the values of several series of a metric are combined into one number.
+/// The way in which the values of several series of a metric are combined into one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricFold {
     /// The sum of the series.
     Sum,
-    /// The mean of the series. For caches of equal size this is the share of the total.
+    /// The mean of the series. For caches of equal size, the mean is the share of the total size.
     Mean,
-    /// The smallest of the series.
+    /// The smallest value of the series.
     Min,
 }
 
@@ -116,7 +119,7 @@ pub static KV_BLOCKS: MetricDefinition = MetricDefinition {
     set: |m, value| m.kv_blocks = value.map(|blocks| blocks as u32),
 };
 
-/// Every number of [`EndpointMetrics`] that has a field of its own, in the order of display.
+/// Every number of [`EndpointMetrics`] that has a separate field, in the order of display.
 pub static METRICS: [&MetricDefinition; 5] = [
     &QUEUE_DEPTH,
     &RUNNING_REQUESTS,
@@ -128,14 +131,15 @@ pub static METRICS: [&MetricDefinition; 5] = [
 /// The newest `lora_requests_info` series of an engine, and the name of its base model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoraMetrics {
-    /// Adapters that are loaded and in use.
+    /// The adapters that are loaded and in use.
     pub running: Box<[Box<str>]>,
-    /// Adapters whose requests wait for room in memory.
+    /// The adapters whose requests wait for room in memory.
     pub waiting: Box<[Box<str>]>,
-    /// The number of adapters that fit into memory at once.
+    /// The number of adapters that fit into the engine's memory at the same time.
     pub max: u32,
-    /// Names of the base model, from the label `model_name` of the engine's metrics and from its
-    /// `/v1/models`; empty if unknown. A request for one of these names needs no adapter.
+    /// The names of the base model, from the label `model_name` of the engine's metrics and from
+    /// its `/v1/models`; the list is empty if they are unknown. A request for one of these names
+    /// needs no adapter.
     pub base_models: Box<[Box<str>]>,
 }
 
@@ -188,7 +192,7 @@ impl Eq for MetricDefinition {}
 // === impl MetricUnit ===
 
 impl MetricUnit {
-    /// Converts the value to this unit; `None` if it is not valid.
+    /// Converts the value to this unit; `None` if the value is not valid.
     #[must_use]
     pub fn valid(self, value: f32) -> Option<f32> {
         let value = Some(value).filter(|value| value.is_finite() && *value >= 0.0)?;

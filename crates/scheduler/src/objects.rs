@@ -1,21 +1,21 @@
-//! Configuration for the requests of one pool: objectives, models and model rewrites.
+//! The configuration for the requests of one pool: objectives, models and model rewrites.
 //!
 //! The configuration is compiled once into three small tables, which every request reads. The
 //! tables map the name of an objective to its priority, the name of a model to its targets, and the
 //! match of a rewrite to its targets. The tables come from `InferenceObjective`, `InferenceModel`
 //! and `InferenceModelRewrite` objects. The code that reads these objects sorts them oldest first,
-//! because the older of two conflicting objects wins.
+//! because the older of two conflicting objects is used.
 //!
-//! Rules do not chain. The engine gets the target model, even if another object would rewrite it
-//! too.
+//! Rules do not chain. The engine gets the target model, even if another object would rewrite that
+//! model too.
 
 use crate::sort::sort_by;
 use std::fmt;
 
 use crate::rng::Rng;
 
-/// The maximum number of objectives, models or rewrite rules of one pool. The same limit as for
-/// endpoints, because every worker keeps the tables.
+/// The maximum number of objectives, models or rewrite rules of one pool. The limit is the same as
+/// for endpoints, because every worker keeps the tables.
 pub const OBJECTS_MAX: usize = 1024;
 
 /// The maximum number of matches or targets of one model or rule. The CRD allows ten targets.
@@ -24,24 +24,24 @@ pub const TARGETS_MAX: usize = 64;
 /// The longest name, in bytes. Object names have at most 253; model names can be paths.
 pub const NAME_BYTES_MAX: usize = 256;
 
-/// Maximum bytes of all names of one pool together: a quarter of the largest message, which also
-/// carries the endpoints.
+/// The maximum number of bytes of all names of one pool together. This is a quarter of the largest
+/// message, because the message also carries the endpoints.
 pub const NAMES_BYTES_MAX: usize = 1 << 20;
 
 /// The largest weight of a target, as in the CRD. The sum of [`TARGETS_MAX`] weights fits into 32
 /// bits.
 pub const TARGET_WEIGHT_MAX: u32 = 1_000_000;
 
-/// The objects of a pool as written, oldest first.
+/// The objects of a pool as their authors wrote them, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectsSpec {
     pub objectives: Vec<ObjectiveSpec>,
-    /// Models of the pool. If there are any, every other model is unknown.
+    /// Models of the pool. If the list is not empty, every other model is unknown.
     pub models: Vec<ModelSpec>,
-    /// The rules of all rewrites, those of older objects first, and those of one object in its
-    /// order.
+    /// The rules of all rewrites. The rules of older objects come first, and the rules of one
+    /// object are in its order.
     pub rewrites: Vec<RewriteSpec>,
-    /// If true, a model is unknown unless an object or an endpoint's metadata names it, even if the
+    /// Whether a model is unknown unless an object or an endpoint's metadata names it, even if the
     /// pool has no [`ModelSpec`].
     pub strict_models: bool,
 }
@@ -50,7 +50,8 @@ pub struct ObjectsSpec {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectiveSpec {
     pub name: String,
-    /// A higher number is more important. A request below 0 may be shed.
+    /// The priority of the objective's requests: a higher number is more important, and a request
+    /// with a priority below 0 may be shed.
     pub priority: i32,
 }
 
@@ -61,46 +62,49 @@ pub struct ModelSpec {
     pub name: String,
     /// Priority of the model's requests; see [`Criticality::priority`].
     pub priority: i32,
-    /// The models that the engine gets; empty means the model itself.
+    /// The models that the engine may get instead. If the list is empty, the engine gets the model
+    /// itself.
     pub targets: Vec<TargetSpec>,
 }
 
 /// A rule of an `InferenceModelRewrite`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RewriteSpec {
-    /// The models that the rule matches. An empty list matches all.
+    /// The models that the rule matches. An empty list matches all models.
     pub models: Vec<String>,
-    /// The models that the engine gets; empty means the model itself.
+    /// The models that the engine may get instead. If the list is empty, the engine gets the model
+    /// itself.
     pub targets: Vec<TargetSpec>,
 }
 
-/// One of several target models.
+/// One of the models that replace the model of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetSpec {
     /// The model name at the engine.
     pub model: String,
-    /// The weight, 0 to [`TARGET_WEIGHT_MAX`]. If no target has a weight, all get equally many
-    /// requests; otherwise targets without a weight get none.
+    /// The share of the requests that this target gets, as a weight from 0 to
+    /// [`TARGET_WEIGHT_MAX`]. If no target has a weight, all targets get equally many requests.
+    /// Otherwise targets without a weight get none.
     pub weight: Option<u32>,
 }
 
 /// The criticality of an `InferenceModel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Criticality {
-    /// Requests are never shed.
+    /// Requests for the model are never shed.
     Critical,
     /// The default criticality.
     Standard,
-    /// Requests may be shed.
+    /// Requests for the model may be shed.
     Sheddable,
 }
 
 /// The objects of a pool, compiled.
 #[derive(Debug, Default)]
 pub struct Objects {
-    /// Objectives by name.
+    /// The priority of each objective, by name.
     objectives: Box<[(Box<str>, i32)]>,
-    /// Models by name.
+    /// The models of the pool, by name.
     models: Box<[(Box<str>, ServedModel)]>,
     /// The rewrite for each model that a rule names, as a position in `rules`.
     exact: Box<[(Box<str>, usize)]>,
@@ -120,19 +124,21 @@ struct ServedModel {
     targets: WeightedTargets,
 }
 
-/// Targets, each with the sum of the weights up to and including its own.
+/// The targets of a model or rule, each with the sum of the weights up to and including the
+/// target's weight.
 #[derive(Debug)]
 struct WeightedTargets(Box<[(Box<str>, u32)]>);
 
 /// The model and the objective of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ModelRequest<'a> {
-    /// The model in the request's body. Empty if the body is opaque; then no rule for models
-    /// applies.
+    /// The model in the request's body. The name is empty if the body is opaque, and then no rule
+    /// for models applies.
     pub model: &'a str,
     /// The name of the request's objective.
     pub objective: Option<&'a str>,
-    /// The target model that the request itself names, used unless an object says otherwise.
+    /// The target model that a header of the request names. This target model is used unless an
+    /// object sets another target.
     pub rewrite: Option<&'a str>,
 }
 
@@ -141,21 +147,23 @@ pub struct ModelRequest<'a> {
 pub struct ResolvedModel<'a> {
     /// The model that the engine gets. `None` means the model in the body.
     pub target_model: Option<&'a str>,
-    /// A higher number is more important. A request below 0 may be shed.
+    /// The priority of the request: a higher number is more important, and a request with a
+    /// priority below 0 may be shed.
     pub priority: i32,
 }
 
-/// The request names a model that this pool does not serve. A retry without a change fails again.
+/// The error for a request that names a model that this pool does not serve. A retry without a
+/// change fails again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownModel<'a>(pub &'a str);
 
-/// The reason why objects were refused as a whole. They are refused again until the sender changes
-/// them.
+/// The reason why objects were refused as a whole. The same objects are refused again until the
+/// sender changes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidObjects {
     /// There are too many objects, rules, matches or targets.
     TooMany {
-        /// What there are too many of.
+        /// The kind that is over its limit, such as `objectives`.
         what: &'static str,
         count: usize,
         max: usize,
@@ -175,7 +183,7 @@ pub enum InvalidObjects {
 // === impl Criticality ===
 
 impl Criticality {
-    /// Critical 1, Standard 0, Sheddable -1.
+    /// Returns the priority: 1 for Critical, 0 for Standard, -1 for Sheddable.
     #[must_use]
     pub fn priority(self) -> i32 {
         match self {
@@ -190,10 +198,10 @@ impl Criticality {
 
 impl Objects {
     /// Checks and compiles the objects. If two objectives or models have the same name, the first
-    /// one is used.
+    /// object is used.
     ///
     /// # Errors
-    /// [`InvalidObjects`] names the limit that is exceeded.
+    /// Returns [`InvalidObjects`], which names the limit that is exceeded.
     pub fn build(spec: &ObjectsSpec) -> Result<Self, InvalidObjects> {
         let ObjectsSpec {
             objectives,
@@ -253,14 +261,14 @@ impl Objects {
     /// Returns the model for the engine and the priority of the request. `is_served` says whether
     /// the metadata of an endpoint names a model.
     ///
-    /// Targets of an `InferenceModel` have precedence over rewrites, because they are about this
-    /// model in this pool. Next come the oldest rewrite that names the model, and the oldest for
-    /// all models. Last comes the rewrite in the request itself. An objective of this pool has
-    /// precedence over the model's criticality.
+    /// The targets of an `InferenceModel` have precedence over rewrites, because these targets are
+    /// about this model in this pool. Next comes the oldest rewrite that names the model, and then
+    /// the oldest rewrite for all models. Last comes the rewrite in the request itself. An
+    /// objective of this pool has precedence over the model's criticality.
     ///
     /// # Errors
     /// Returns [`UnknownModel`] if the request's model (or the model in `rewrite`) is unknown: see
-    /// [`ObjectsSpec::models`] and [`ObjectsSpec::strict_models`]. Fails in the same way if all
+    /// [`ObjectsSpec::models`] and [`ObjectsSpec::strict_models`]. Returns the same error if all
     /// targets of the model have weight 0.
     pub fn resolve<'a>(
         &'a self,
@@ -289,7 +297,8 @@ impl Objects {
             Some(targets) if targets.is_empty() => None,
             Some(targets) => Some(targets.choose(rng).ok_or(UnknownModel(asked.model))?),
             None => {
-                // A rewrite header must not give access to a model that the body could not name.
+                // The model in a rewrite header is checked like the model in the body, because a
+                // header must not give access to a model that the body could not name.
                 if let Some(rewrite) = asked.rewrite {
                     self.known(rewrite, &is_served)?;
                     priority = priority.min(find(&self.models, rewrite).map_or(0, |m| m.priority));
@@ -307,13 +316,13 @@ impl Objects {
         self.highest_priority
     }
 
-    /// Whether an `InferenceModel` names this model.
+    /// Whether an `InferenceModel` of the pool names this model.
     pub fn names(&self, model: &str) -> bool {
         find(&self.models, model).is_some()
     }
 
-    /// Whether an object sends requests to this model. An `InferenceModel` without targets is its
-    /// own target.
+    /// Whether an object sends requests to this model. An `InferenceModel` without targets sends
+    /// requests to the model that it names.
     pub fn targets(&self, model: &str) -> bool {
         find(&self.targets, model).is_some()
     }
@@ -340,7 +349,7 @@ impl Objects {
     }
 }
 
-/// Sorts rows by name. If names are equal, the first one is kept.
+/// Sorts rows by name. If names are equal, the first row is kept.
 fn table<V>(rows: impl IntoIterator<Item = (Box<str>, V)>) -> Box<[(Box<str>, V)]> {
     let mut rows: Vec<(usize, Box<str>, V)> = rows
         .into_iter()
@@ -390,7 +399,7 @@ impl WeightedTargets {
 // === impl ObjectsSpec ===
 
 impl ObjectsSpec {
-    /// Whether there are no objects, so that every request passes as it is.
+    /// Whether the pool has no objects, so that every request passes unchanged.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -1,5 +1,5 @@
-//! Parsers select the APIs whose requests are read. The crate `exchange` parses; a pipeline only
-//! says which APIs it reads.
+//! Parsers select the APIs whose requests are read. The crate `exchange` parses the requests; a
+//! pipeline only says which APIs it reads.
 
 use crate::plugin::{Parameters, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};

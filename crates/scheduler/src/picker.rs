@@ -1,8 +1,8 @@
-//! Pickers turn scored candidates into the ranked list.
+//! Pickers, which turn scored candidates into the ranked list.
 //!
-//! All three pickers select the top few candidates by a key. The key is the score, a random number
-//! weighted by the score, or nothing. Candidates with equal keys are ordered randomly, so that a
-//! tie never favours a position in the pool.
+//! All three pickers select the few candidates with the highest key. The key is the score, a random
+//! number weighted by the score, or equal for all. Candidates with equal keys are ordered randomly,
+//! so that a tie never favours a position in the pool.
 
 pub(crate) mod max_score;
 pub(crate) mod random;
@@ -16,8 +16,8 @@ use crate::endpoint::EndpointIndex;
 use crate::plugin::{InvalidParameter, Parameter, Parameters};
 use crate::rng::Rng;
 
-/// The parameter of every picker. [`crate::Pipeline::build`] reads it, since the length of the list
-/// applies to the whole profile.
+/// The parameter of every picker. [`crate::Pipeline::build`] reads this parameter, since the length
+/// of the list applies to the whole profile.
 pub(crate) const LIST_LENGTH: Parameter = Parameter::number(
     "maxNumOfEndpoints",
     0.0,
@@ -27,7 +27,7 @@ pub(crate) const LIST_LENGTH: Parameter = Parameter::number(
 /// Reads the length of the ranked list from a picker's parameters; `None` means the length that the
 /// profile sets.
 pub(crate) fn list_length(parameters: &Parameters<'_>) -> Result<Option<usize>, InvalidParameter> {
-    // The number has a single digit.
+    // The cast changes nothing, because the number has a single digit.
     let length = parameters.integer(LIST_LENGTH.name, 0..=RANKED_MAX as u32)?;
     Ok(usize::try_from(length).ok().filter(|&length| length > 0))
 }
@@ -49,7 +49,7 @@ impl CandidateRank {
     }
 }
 
-/// Returns the `max` candidates with the greatest `key` of their score, greatest first.
+/// Returns the `max` candidates with the greatest `key` of their score, greatest key first.
 pub(crate) fn rank(
     candidates: &Candidates,
     max: usize,

@@ -1,5 +1,5 @@
-//! How requests of a pool are scheduled: the declared plugins, the profiles made of them, and the
-//! handler that chooses profiles.
+//! The pipeline that schedules the requests of a pool: the declared plugins, the profiles made of
+//! these plugins, and the handler that chooses profiles.
 
 mod profile;
 mod spec;
@@ -42,7 +42,7 @@ pub struct Pipeline {
 pub const REQUEST_ID: &str = "x-request-id";
 
 /// The headers with the fairness id of a request, by the current and the older name. The picker
-/// reads them only where the operator trusts them.
+/// reads these headers only where the operator trusts them.
 pub const FAIRNESS_ID: [&str; 2] = [
     "x-llm-d-inference-fairness-id",
     "x-gateway-inference-fairness-id",
@@ -54,7 +54,8 @@ impl Pipeline {
     /// Looks up every plugin, checks its parameters, builds it and resolves all references.
     ///
     /// # Errors
-    /// [`InvalidPipeline`] names the first error. The configuration has to change.
+    /// Returns [`InvalidPipeline`], which names the first error. The operator has to change the
+    /// configuration.
     pub fn build(spec: &PipelineSpec) -> Result<Self, InvalidPipeline> {
         check_size(spec)?;
         let built_in = |error| InvalidPipeline::Parameter {
@@ -103,8 +104,9 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Adds a plugin that works as soon as it is declared, or that the pipeline names. Ignores the
-    /// plugins of profiles, which have their own instances.
+    /// Adds a plugin that works without a profile: as soon as it is declared, or if the pipeline
+    /// names it. Of other plugins, records only the headers, because each profile has separate
+    /// instances of its plugins.
     fn declare(&mut self, name: &str, built: Plugin, spec: &PipelineSpec) {
         let (built, headers) = built.split();
         self.read_headers(&headers.read);
@@ -173,7 +175,8 @@ impl Pipeline {
         self.detector.has_room(context, route, limits)
     }
 
-    /// Whether a request needs room at its picked endpoint, and not only somewhere in the pool.
+    /// Whether a request must have room at its picked endpoint; otherwise, room somewhere in the
+    /// pool is enough.
     pub fn needs_room_at_endpoint(&self) -> bool {
         self.detector.is_per_endpoint()
     }
@@ -182,19 +185,19 @@ impl Pipeline {
         self.detector.saturation(context, endpoints)
     }
 
-    /// Whether requests of this parser's API are read. Without a declared parser, all APIs are
-    /// read.
+    /// Whether the pipeline reads requests of the API of this parser. Without a declared parser,
+    /// the pipeline reads all APIs.
     pub fn reads(&self, parser: &str) -> bool {
         self.parsers.is_empty() || self.parsers.contains(&parser)
     }
 
     /// Returns the lower-case names of the request headers that the pipeline reads.
-    /// [`crate::Request::headers`] needs no others.
+    /// [`crate::Request::headers`] needs no other headers.
     pub fn headers(&self) -> &[Box<str>] {
         &self.headers
     }
 
-    /// Returns the settings of declared producers, and the defaults of others.
+    /// Returns the settings of declared producers, and the default settings of other producers.
     pub fn production(&self) -> &ProducerSettings {
         &self.production
     }
@@ -209,7 +212,7 @@ impl Pipeline {
         self.predicts
     }
 
-    /// Returns how predictions are used; `None` if prediction is off.
+    /// Returns the settings that say how predictions are used; `None` if prediction is off.
     pub(crate) fn latency_settings(&self) -> Option<LatencySettings> {
         Some(self.production.latency).filter(|settings| self.predicts && settings.predict)
     }
@@ -219,7 +222,7 @@ impl Pipeline {
         self.predicts && self.handler.demands_slo()
     }
 
-    /// See [`crate::ProfileHandler::disaggregates`].
+    /// Returns [`crate::ProfileHandler::disaggregates`] of the profile handler.
     pub fn disaggregates(&self) -> bool {
         self.handler.disaggregates()
     }
@@ -237,7 +240,7 @@ impl Pipeline {
     }
 
     /// Returns the reason to shed the request although these candidates could serve it, if there is
-    /// one.
+    /// a reason.
     pub(crate) fn sheds(
         &self,
         context: &Context<'_>,
@@ -245,7 +248,7 @@ impl Pipeline {
         rng: &mut Rng,
     ) -> Option<ShedReason> {
         let sheddable = context.request.priority < 0;
-        // With flow control, such a request waits instead.
+        // With flow control, a sheddable request waits instead.
         if sheddable
             && self.flow_control.is_none()
             && self.detector.saturation(context, candidates) >= 1.0

@@ -36,14 +36,14 @@ pub trait Filter: PluginDebug + Send + Sync {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng);
 }
 
-/// Rates the candidates.
+/// Gives each candidate a score.
 pub trait Scorer: PluginDebug + Send + Sync {
     /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which has the same order
-    /// and is filled with 0. More is better.
+    /// and is filled with 0. A higher score is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
 
-    /// Returns the terms from which each endpoint's score is computed, for `explain`; empty for a
-    /// scorer without terms.
+    /// Returns the terms from which each endpoint's score is computed, for `explain`; the list is
+    /// empty for a scorer without terms.
     fn cost_terms(&self, _context: &Context<'_>, _endpoints: &[EndpointIndex]) -> Vec<CostTerms> {
         Vec::new()
     }
@@ -52,7 +52,7 @@ pub trait Scorer: PluginDebug + Send + Sync {
 /// Applies SLOs to a profile. In a profile with a shedder, endpoints that would be too slow are
 /// ranked behind all others, whatever their score.
 pub trait Shedder: PluginDebug + Send + Sync {
-    /// Whether to shed the request instead of sending it to any of `endpoints`.
+    /// Whether to shed the request instead of sending it to one of `endpoints`.
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool;
 }
 
@@ -61,7 +61,8 @@ pub trait Picker: PluginDebug + Send + Sync {
     /// Returns the best `max` candidates, best first; `None` only when there are no candidates.
     fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList>;
 
-    /// Whether the picker draws at random by score, so that a low score sometimes comes first.
+    /// Whether the picker draws at random by score, so that an endpoint with a low score is
+    /// sometimes first.
     fn draws(&self) -> bool {
         false
     }
@@ -69,27 +70,28 @@ pub trait Picker: PluginDebug + Send + Sync {
 
 /// Decides whether a stage (prefill, encode) of a request runs on another endpoint.
 pub trait Decider: PluginDebug + Send + Sync {
-    /// Whether the stage runs on another endpoint if `decode` serves the rest.
+    /// Whether the stage runs on another endpoint if the endpoint `decode` serves the rest of the
+    /// request.
     fn disaggregates(&self, context: &Context<'_>, decode: EndpointIndex) -> bool;
 }
 
-/// Measures how full the pool is. In a profile it is a filter: it drops full endpoints, unless all
-/// are full.
+/// Measures how full the pool is. In a profile, a detector is a filter: it drops full endpoints,
+/// unless all endpoints are full.
 pub trait Detector: Filter {
     /// Returns the saturation of `endpoints`; 1 or more means full. Endpoints with unknown load are
-    /// left out; 0 if the load of all is unknown.
+    /// left out, and the saturation is 0 if the load of all endpoints is unknown.
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64;
 
-    /// Returns the maximum number of requests that one endpoint may have at once, if the detector
-    /// limits it.
+    /// Returns the maximum number of requests that one endpoint may have at the same time, if the
+    /// detector limits this number.
     fn requests_max(&self) -> Option<f64> {
         None
     }
 
-    /// Whether flow control may send the request to the endpoints of `route` now. By default it may
-    /// if the saturation of the pool is below the limit, as in llm-d. If some endpoints do not
-    /// decode, the saturation of the fuller stage is used. A pool without requests has room,
-    /// whatever the engines' last reports say.
+    /// Whether flow control may send the request to the endpoints of `route` now. By default, flow
+    /// control may send the request if the saturation of the pool is below the limit, as in llm-d.
+    /// If some endpoints do not decode, the saturation of the fuller stage is used. A pool without
+    /// requests has room, whatever the engines' last reports say.
     fn has_room(&self, context: &Context<'_>, _route: &Route, limits: RoomLimits) -> bool {
         let decodes = |endpoint: &EndpointIndex| {
             context

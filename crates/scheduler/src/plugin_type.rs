@@ -14,9 +14,9 @@ use crate::settings::ProducerSetting;
 pub enum Plugin {
     Filter(Box<dyn Filter>),
     Scorer(Box<dyn Scorer>),
-    /// Narrows the candidates, and rates them.
+    /// Narrows the candidates, and gives each candidate a score.
     FilteringScorer(Box<dyn Filter>, Box<dyn Scorer>),
-    /// Rates candidates, and sheds requests that would be late at every endpoint.
+    /// Gives each candidate a score, and sheds requests that would be late at every endpoint.
     SheddingScorer(Box<dyn Scorer>, Box<dyn Shedder>),
     Picker(Box<dyn Picker>),
     ProfileHandler(Box<dyn ProfileHandler>),
@@ -28,9 +28,9 @@ pub enum Plugin {
     UsageLimit(Box<dyn UsageLimitPolicy>),
     FlowControl(Box<FlowSettings>),
     Producer(ProducerSetting),
-    /// Selects an API whose requests are read: the type of the plugin.
+    /// Selects an API whose requests are read. The text is the type of the plugin.
     Parser(&'static str),
-    /// One of the other plugins, with the client headers that it uses.
+    /// A plugin of another variant, with the client headers that it uses.
     WithHeaders(ClientHeaders, Box<Plugin>),
 }
 
@@ -39,7 +39,7 @@ pub enum Plugin {
 pub struct ClientHeaders {
     /// The names of the request headers that the plugin reads.
     pub read: Vec<Box<str>>,
-    /// The response header that clients send back to the plugin, if it has one.
+    /// The response header that clients send back to the plugin, if the plugin has a session token.
     pub session_token: Option<SessionToken>,
 }
 
@@ -69,12 +69,12 @@ pub struct PluginType {
     pub name: &'static str,
     /// The phase in which the plugin works.
     pub kind: PluginKind,
-    /// One line for the printed reference: the formula.
+    /// The formula of the plugin, in one line for the printed reference.
     pub doc: &'static str,
-    /// Where the formula comes from.
+    /// The source of the formula.
     pub source: &'static str,
     pub parameters: &'static [Parameter],
-    /// The state that the plugin reads, or may read if its parameters choose.
+    /// The state that the plugin reads, or reads only with certain parameters.
     pub needs: &'static [RequiredState],
     /// Builds the plugin from checked parameters. Other crates call [`PluginType::build`].
     pub build: fn(&Parameters<'_>) -> Result<Plugin, InvalidParameter>,
@@ -86,8 +86,8 @@ impl PluginType {
     /// Builds the plugin from the given parameters and the defaults.
     ///
     /// # Errors
-    /// Returns [`InvalidParameter`] if a parameter is unknown, given twice, of another type or out
-    /// of range.
+    /// Returns [`InvalidParameter`] if a parameter is unknown, given twice, has another type, or is
+    /// out of range.
     pub fn build(&self, given: &[(String, ParameterValue)]) -> Result<Plugin, InvalidParameter> {
         (self.build)(&Parameters::check(self.parameters, given)?)
     }

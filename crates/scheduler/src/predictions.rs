@@ -1,9 +1,9 @@
 //! The predicted latency of one request at each endpoint, and its headroom: the distance to the
-//! SLOs of the request, and to the lowest SLOs of the requests that are already there.
+//! SLOs of the request, and to the lowest SLOs of the requests that are already at the endpoint.
 //!
 //! The predictions are computed when the first plugin of a decision reads them, for all endpoints
-//! in one pass. They are kept for the other plugins. If prediction is off or the model abstains,
-//! the latency is unknown, which neither meets an SLO nor breaks it.
+//! in one pass. The predictions are kept for the other plugins. If prediction is off or the model
+//! gives no prediction, the latency is unknown: then it neither meets nor breaks an SLO.
 
 mod conditions;
 
@@ -22,9 +22,9 @@ use crate::slo::{Slo, TrackedSlo, ms};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Headroom {
     pub predicted_ms: f32,
-    /// The limit in ms: the lower of the request's own SLO and the lowest SLO at the endpoint.
-    /// Infinite without both. 0 for a request without any SLO, so that the endpoint with the lowest
-    /// latency has the most headroom.
+    /// The limit in ms: the lower of the request's own SLO and the lowest SLO at the endpoint. The
+    /// limit is infinite if neither SLO exists. The limit is 0 if the request has no SLO at all, so
+    /// that the endpoint with the lowest latency has the most headroom.
     pub limit_ms: f32,
     /// Whether the limit comes from other requests at the endpoint, not from the request itself.
     pub of_others: bool,
@@ -34,21 +34,21 @@ pub struct Headroom {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EndpointPrediction {
     pub prediction: Prediction,
-    /// Time to the first token.
+    /// The predicted time to the first token.
     pub ttft: Headroom,
-    /// Time for each further token.
+    /// The predicted time for each further token.
     pub tpot: Headroom,
     /// Whether the endpoint has no request in flight.
     pub idle: bool,
 }
 
-/// The predictions for one decision, at each endpoint.
+/// The predictions for one decision, one for each endpoint.
 #[derive(Debug)]
 pub struct Predictions {
-    /// How predictions are used; `None` if prediction is off.
+    /// The settings that say how predictions are used; `None` if prediction is off.
     settings: Option<LatencySettings>,
     column: OnceCell<Vec<Result<EndpointPrediction, NoPrediction>>>,
-    /// The predictions of a recorded decision, instead of the model's.
+    /// The predictions of a recorded decision, which are used instead of the model's predictions.
     recorded: Option<Vec<Option<Prediction>>>,
 }
 
@@ -71,13 +71,14 @@ impl Headroom {
 // === impl EndpointPrediction ===
 
 impl EndpointPrediction {
-    /// Whether the request and all requests at the endpoint would keep their SLOs. An endpoint
-    /// without requests in flight is always valid.
+    /// Whether the endpoint has no request in flight, or the request and all requests at the
+    /// endpoint would keep their SLOs.
     pub fn is_valid(&self) -> bool {
         self.idle || self.meets()
     }
 
-    /// Whether the prediction is within all SLOs, the request's own and those of other requests.
+    /// Whether the prediction is within all SLOs, both the SLOs of the request and those of other
+    /// requests.
     pub fn meets(&self) -> bool {
         !self.ttft.is_exceeded() && !self.tpot.is_exceeded()
     }
@@ -116,7 +117,8 @@ impl EndpointPrediction {
 // === impl Predictions ===
 
 impl Predictions {
-    /// Returns the predictions for a new decision, from the latency model; none without settings.
+    /// Returns the predictions for a new decision, from the latency model; no predictions if
+    /// `settings` is `None`.
     pub(crate) fn new(settings: Option<LatencySettings>) -> Self {
         Self {
             settings,
@@ -147,7 +149,7 @@ impl Predictions {
             .get_or_init(|| self.predict(table, request, local))
     }
 
-    /// Computes the predictions without keeping them.
+    /// Computes and returns the predictions, and does not keep them.
     pub(crate) fn predict(
         &self,
         table: &EndpointTable,
@@ -223,8 +225,8 @@ pub(crate) fn tracked_slo(
         .as_ref()
         .map_or((f32::INFINITY, f32::INFINITY), |p| settings.counted(p));
     if met(slo, (ttft_ms, tpot_ms), settings) != slo {
-        // Predicts for the endpoint as it is now. If that breaks the SLO, predicts as if the
-        // endpoint were idle.
+        // The prediction for the endpoint as it is now breaks the SLO, so the latency at the idle
+        // endpoint is predicted too.
         let Conditions {
             prompt_tokens,
             uncached_tokens,
@@ -260,7 +262,7 @@ pub(crate) fn possible_slo(
     met(slo, times, settings)
 }
 
-/// Returns the SLOs that these times, TTFT and TPOT, meet.
+/// Returns those SLOs of `slo` that `times` (TTFT and TPOT, in ms) meet.
 fn met(slo: Slo, times: (f32, f32), settings: LatencySettings) -> Slo {
     let (ttft_ms, tpot_ms) = times;
     Slo {
@@ -271,8 +273,8 @@ fn met(slo: Slo, times: (f32, f32), settings: LatencySettings) -> Slo {
     }
 }
 
-/// Returns the times of a request at an idle endpoint, by the latency model or, if that abstains,
-/// by the step model.
+/// Returns the TTFT and TPOT of a request at an idle endpoint, in ms. These times come from the
+/// latency model or, if this model gives no prediction, from the step model.
 #[inline(never)] // several callers, and the wasm module should be small
 fn idle_ms(
     table: &EndpointTable,

@@ -1,10 +1,11 @@
-//! Prompt prefixes: block hashes, and the index that estimates which endpoint has cached which
-//! blocks.
+//! Prompt prefixes: the block hashes of a prompt, and the index that estimates which endpoint has
+//! cached which blocks.
 //!
 //! An engine keeps the KV blocks of prompts it has served and skips their prefill when a prompt
-//! starts with the same text. So the picker cuts a prompt into blocks, hashes each with everything
-//! before it ([`block_hashes`]), and records at every pick which endpoint got which hashes
-//! ([`PrefixIndex`]). The index is only an estimate, because engines do not report what they evict.
+//! starts with the same text. So the picker cuts a prompt into blocks, hashes each block together
+//! with everything before it ([`block_hashes`]), and records at every pick which endpoint got which
+//! hashes ([`PrefixIndex`]). The index is only an estimate, because engines do not report what they
+//! evict.
 
 mod keyed_name;
 mod siphash;

@@ -1,7 +1,7 @@
 //! Producers: plugins that only set how request data and the in-flight ledger are computed.
 //!
-//! In llm-d, a declared producer creates its state. Here a proxy always has a prefix index and a
-//! ledger, and a declared producer only changes their settings.
+//! In llm-d, a declared producer creates its state. In Switchpoint, a proxy always has a prefix
+//! index and a ledger, and a declared producer only changes their settings.
 
 pub(crate) mod agent_identity;
 pub(crate) mod approx_prefix_cache;

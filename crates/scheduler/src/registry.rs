@@ -1,9 +1,9 @@
-//! The table of plugins: look-up, validation and the printed reference use it, so each default
-//! appears once.
+//! The table of plugins: look-up, validation and the printed reference use this table, so each
+//! default appears once.
 //!
-//! Only this module knows all plugins. A new plugin needs its own file, its `mod` line, and its row
-//! in [`PLUGINS`]. A scorer or filter also needs its formula in the tests' second implementation,
-//! `tests/it/oracle.rs`.
+//! Only this module knows all plugins. A new plugin needs a file, a `mod` line, and a row in
+//! [`PLUGINS`]. The formula of a scorer or filter must also be in `tests/it/oracle.rs`, the second
+//! implementation that tests compare with.
 
 mod reference;
 
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use crate::plugin::{InvalidParameter, ParameterDefault, ParameterValue};
 
-    /// The phase that a plugin works in.
+    /// Returns the phase in which a plugin works.
     fn kind(plugin: &Plugin) -> PluginKind {
         match plugin {
             Plugin::Filter(_) => PluginKind::Filter,

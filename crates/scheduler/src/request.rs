@@ -10,31 +10,31 @@ use crate::sort::sort_by;
 /// One inference request. Its fields are the facts that picking needs.
 #[derive(Clone, Debug, Default)]
 pub struct Request<'a> {
-    /// The model that the engine gets (after any rewrite); empty when the body is opaque.
+    /// The model that the engine gets (after a possible rewrite); empty if the body is opaque.
     pub model: &'a str,
     /// The endpoints that the proxy allows. `None` allows the whole pool.
     pub subset: Option<&'a SubsetHint>,
-    /// The priority of the request. A request below 0 may be shed.
+    /// The priority of the request. A request with a priority below 0 may be shed.
     pub priority: i32,
-    /// Estimated prompt tokens (bytes / bytes per token).
+    /// The estimated number of prompt tokens (bytes / bytes per token).
     pub prompt_tokens: u32,
-    /// Hashes of the prompt's blocks, first block first. Each also depends on all blocks before it,
-    /// and some represent several blocks ([`crate::prefix`]).
+    /// The hashes of the prompt's blocks, first block first. Each hash also depends on all blocks
+    /// before its block, and later hashes represent several blocks ([`crate::prefix`]).
     pub prefix_blocks: &'a [u64],
-    /// The number of tokens in one of these blocks.
+    /// The number of tokens in one block of the prompt.
     pub prefix_block_tokens: u32,
     /// The maximum number of output tokens that the client allows, if it sets a limit.
     pub max_tokens: Option<u32>,
     /// The number of images, videos and audio clips in the prompt.
     pub media_items: u32,
-    /// Names and values of the request headers that [`crate::Pipeline::headers`] names.
+    /// The names and values of the request headers that [`crate::Pipeline::headers`] names.
     pub headers: &'a [(&'a str, &'a str)],
     pub slo: Slo,
-    /// Whether the client wants the request to be scheduled by predictions.
+    /// Whether the client wants the request to be scheduled by predicted latency.
     pub prediction_based: bool,
-    /// The hash of the id of the stored answer that the request continues. 0 if there is none. The
-    /// scheduler does not use it, because the pool has narrowed [`Self::subset`] to the endpoint
-    /// that has the answer.
+    /// The hash of the id of the stored answer that the request continues. The hash is 0 if the
+    /// request continues no answer. The scheduler does not use this hash, because the pool has
+    /// narrowed [`Self::subset`] to the endpoint that has the answer.
     pub stored_id: u64,
     /// The client, as a hash. The scheduler does not use it, because the pool has marked the
     /// endpoints that requests of the client avoid.
@@ -47,8 +47,8 @@ impl<'a> Request<'a> {
         blocks_of(self.prefix_blocks, self.prefix_blocks.len())
     }
 
-    /// Returns the value of a header, whose name may be in any case; the first value if there are
-    /// several.
+    /// Returns the value of a header, whatever the case of its name. If the header occurs several
+    /// times, returns the first value.
     pub fn header(&self, name: &str) -> Option<&'a str> {
         self.headers
             .iter()
@@ -57,8 +57,8 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The endpoints that a proxy allows for one request (`x-gateway-destination-endpoint-subset`).
-/// Absent and empty differ: absent allows all, empty allows none.
+/// The endpoints that a proxy allows for one request (`x-gateway-destination-endpoint-subset`). An
+/// absent hint allows all endpoints, while an empty hint allows none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SubsetHint {
     entries: Vec<SubsetEntry>,
@@ -70,12 +70,14 @@ enum SubsetEntry {
     Ip(IpAddr),
 }
 
-/// The maximum number of entries of a hint that are read: as many as a pool can have endpoints.
+/// The maximum number of entries of a subset hint that are read: as many as a pool can have
+/// endpoints.
 const SUBSET_ENTRIES_MAX: usize = crate::endpoint::ENDPOINTS_MAX;
 
 impl SubsetHint {
-    /// Parses entries: `ip:port`, `[ipv6]:port`, or an address alone, which allows all its ports.
-    /// Any other entry allows nothing, so a hint of only such entries is empty, not absent.
+    /// Parses entries: `ip:port`, `[ipv6]:port`, or an address alone, which allows all ports of the
+    /// address. Every other entry allows nothing, so a hint with only such entries is empty, not
+    /// absent.
     pub fn parse<'a>(entries: impl IntoIterator<Item = &'a str>) -> Self {
         let mut entries: Vec<SubsetEntry> = entries
             .into_iter()
@@ -118,7 +120,7 @@ impl SubsetHint {
     }
 }
 
-/// Formats the hint as its entries, comma-separated, which can be parsed again.
+/// Formats the hint as a comma-separated list of its entries, which can be parsed again.
 impl fmt::Display for SubsetHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.entries.iter().enumerate().try_for_each(|(at, entry)| {

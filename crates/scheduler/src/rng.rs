@@ -1,4 +1,4 @@
-//! The random generator, a value that the caller seeds and the scheduler draws numbers from.
+//! The random generator: a value that the caller seeds, and from which the scheduler draws numbers.
 
 /// A SplitMix64 generator: eight bytes of state, good enough to break ties and to sample, and
 /// identical on every host.
@@ -14,7 +14,8 @@ impl Rng {
         Self(seed)
     }
 
-    /// Returns the state. A generator with this seed returns the same numbers from now on.
+    /// Returns the state of the generator. A new generator with the returned value as its seed
+    /// returns the same numbers as this generator does from now on.
     pub const fn state(&self) -> u64 {
         self.0
     }
@@ -28,8 +29,8 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Returns a uniform number in the open interval (0, 1). It is never 0, so its logarithm is
-    /// finite.
+    /// Returns a uniform number in the open interval (0, 1). The number is never 0, so its
+    /// logarithm is finite.
     pub fn open01(&mut self) -> f32 {
         open_unit(self.next_u64())
     }
@@ -42,10 +43,10 @@ impl Rng {
     }
 }
 
-/// Returns the middle of one of 2^23 equal parts of (0, 1). With 2^24 parts the middle would not
-/// fit the mantissa, and that of the last part would round to 1.
+/// Returns the middle of one of 2^23 equal parts of (0, 1). With 2^24 parts, the middle of a part
+/// would not fit the mantissa, and the middle of the last part would round to 1.
 fn open_unit(bits: u64) -> f32 {
-    // 23 bits and a half fit an f32 mantissa exactly.
+    // The cast is exact, because 23 bits and a half fit the mantissa of an f32.
     let part = (bits >> 41) as f32;
     (part + 0.5) / 8_388_608.0
 }

@@ -1,5 +1,5 @@
-//! Runs the profiles of a pipeline for one request: filter, score, pick. Profile handlers choose
-//! the profiles.
+//! Runs the profiles of a pipeline for one request. A profile filters, scores and picks endpoints.
+//! Profile handlers choose the profiles.
 
 mod profile;
 pub(crate) use profile::{Profile, Profiles};
@@ -15,17 +15,18 @@ use crate::filter::{DecoderFilter, EjectionFilter};
 use crate::plugin::{Context, Filter, PluginDebug, debug_by_show};
 use crate::rng::Rng;
 
-/// How long an endpoint must have been in the pool to be the last of a ranked list. Envoy's workers
-/// may not know a newer endpoint yet, so a list with only new endpoints could fail. Updates of
-/// Envoy's workers take well under a second.
+/// The time that an endpoint must have been in the pool to be the last of a ranked list, in ms.
+/// Envoy's workers may not know a newer endpoint yet, so a request could fail if its list had only
+/// new endpoints. Updates of Envoy's workers take well under a second.
 pub const SETTLED_MS: u64 = 5_000;
 
 /// The result of a profile that leaves no endpoint.
 const NOBODY: Decision = Decision::Unavailable(UnavailableReason::Filtered);
 
-/// Chooses the profiles for a request and combines their picks into one decision.
+/// Chooses the profiles for a request, and combines the picks of these profiles into one decision.
 pub trait ProfileHandler: PluginDebug + Send + Sync {
-    /// Returns the names that the handler refers to. They are checked when the pipeline is built.
+    /// Returns the names that the handler refers to. The pipeline checks these names when it is
+    /// built.
     fn references(&self) -> Vec<Reference<'_>>;
 
     /// Whether the handler may split a request among endpoints of several roles. In this case the
@@ -34,7 +35,7 @@ pub trait ProfileHandler: PluginDebug + Send + Sync {
         false
     }
 
-    /// Whether every inference request must have an SLO, where latency is predicted.
+    /// Whether every inference request must have an SLO, if the pipeline predicts latency.
     fn demands_slo(&self) -> bool {
         false
     }
@@ -51,10 +52,11 @@ pub trait ProfileHandler: PluginDebug + Send + Sync {
 /// A profile or plugin that a plugin refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference<'a> {
-    /// The only profile; an error if there are several.
+    /// The only profile. It is an error if the pipeline has several profiles.
     OnlyProfile,
     Profile(&'a str),
-    /// The profile with this name, or the only profile, whatever its name.
+    /// The profile with this name if the pipeline has several profiles. If it has only one, that
+    /// profile, whatever its name.
     ProfileOfSeveral(&'a str),
     /// A plugin of kind decider.
     Decider(&'a str),
@@ -63,11 +65,12 @@ pub enum Reference<'a> {
 /// The stage of a request for which a profile picks an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Serving the request: decode, and also prefill unless another endpoint does it.
+    /// Serving the request: decode, and also prefill unless another endpoint does the prefill.
     Serving,
-    /// Computing its prompt first.
+    /// Computing the prompt of the request before another endpoint serves the request.
     Prefill,
-    /// Encoding the images, videos and audio clips of the request first.
+    /// Encoding the images, videos and audio clips of the request before another endpoint computes
+    /// its prompt.
     Encode,
 }
 
@@ -76,7 +79,7 @@ pub enum Stage {
 pub struct SchedulingRun<'r> {
     context: Context<'r>,
     profiles: &'r Profiles,
-    /// The endpoints that are ready and allowed by the proxy.
+    /// The endpoints that may be picked: ready, and allowed by the proxy.
     allowed: Candidates,
     rng: &'r mut Rng,
     explanation: Option<&'r mut Explanation>,
@@ -121,7 +124,7 @@ impl<'r> SchedulingRun<'r> {
         self.profiles.get(name).is_some()
     }
 
-    /// Runs the only profile.
+    /// Runs the only profile, and returns its ranked list.
     ///
     /// # Errors
     /// Returns the refusal if the profile leaves no endpoint or sheds the request.
@@ -174,15 +177,15 @@ impl<'r> SchedulingRun<'r> {
         ranked
     }
 
-    /// Whether this decider runs the stage on another endpoint, if `decode` serves the rest.
+    /// Whether this decider wants another endpoint to run its stage, if `decode` serves the rest.
     pub fn disaggregates(&self, decider: &str, decode: EndpointIndex) -> bool {
         self.profiles
             .decider(decider)
             .is_some_and(|decider| decider.disaggregates(&self.context, decode))
     }
 
-    /// Runs a profile for a list of at most `max` endpoints, with one more filter before its own,
-    /// if given.
+    /// Runs a profile for a list of at most `max` endpoints, with the filter `before`, if given,
+    /// before the profile's filters.
     fn run(
         &mut self,
         profile: &Profile,
@@ -218,8 +221,8 @@ impl<'r> SchedulingRun<'r> {
         Ok(second_answers(&context, ranked, profile.puts_late_last()))
     }
 
-    /// Returns the candidates after the profile's filters, without ejected endpoints unless only
-    /// those are left.
+    /// Returns the candidates after the profile's filters, without ejected endpoints, unless only
+    /// ejected endpoints are left.
     fn filtered(
         &mut self,
         profile: &Profile,
@@ -285,7 +288,7 @@ pub(crate) fn narrow(
     }));
 }
 
-/// Adds up the weighted scores, and records them.
+/// Adds up the weighted scores of each candidate, and records the scores.
 fn score(
     context: &Context<'_>,
     profile: &Profile,
@@ -323,8 +326,9 @@ fn score(
     }
 }
 
-/// Makes the list with the profile's picker. If late endpoints are ranked last, a random draw may
-/// still put one first, so that the model learns about late endpoints.
+/// Makes the list with the profile's picker. If late endpoints (predicted to miss the SLO) are
+/// ranked last, a random draw may still put a late endpoint first, so that the model learns about
+/// late endpoints.
 fn pick(
     context: &Context<'_>,
     profile: &Profile,
@@ -343,7 +347,7 @@ fn pick(
     pick_in_time_first(context, profile, candidates, max, rng)
 }
 
-#[cold] // most profiles have no SLO
+#[cold] // because most profiles have no SLO
 #[inline(never)]
 fn pick_in_time_first(
     context: &Context<'_>,
@@ -378,8 +382,8 @@ fn is_late(context: &Context<'_>, index: EndpointIndex) -> bool {
         .is_some_and(|predicted| !predicted.is_valid())
 }
 
-/// If no endpoint of the list has been in the pool for [`SETTLED_MS`], and `max` is above 1, makes
-/// the best endpoint that has been the last one.
+/// Makes the best endpoint that has been in the pool for [`SETTLED_MS`] the last of the list, if no
+/// endpoint of the list has been in the pool for so long and `max` is above 1.
 fn end_settled(
     table: &EndpointTable,
     candidates: &Candidates,
@@ -406,8 +410,8 @@ fn end_settled(
 }
 
 /// Moves the endpoint that answered most recently to the second place of the list, because a retry
-/// must not meet another dead endpoint. If late endpoints are ranked last, it must not be late,
-/// unless all are.
+/// must not meet another dead endpoint. If late endpoints are ranked last, this endpoint must not
+/// be late, unless all endpoints are late.
 fn second_answers(context: &Context<'_>, ranked: RankedList, late_last: bool) -> RankedList {
     let last_answer = |index: &EndpointIndex| {
         context
@@ -427,7 +431,8 @@ fn second_answers(context: &Context<'_>, ranked: RankedList, late_last: bool) ->
         0
     };
     let considered = if in_time > 0 { in_time } else { rest.len() };
-    // If answers are equal, or none is known, the first in the list wins.
+    // If several endpoints answered equally recently, or no answer is known, the first of them in
+    // the list is chosen.
     let Some(best) = (0..considered)
         .rev()
         .max_by_key(|&at| rest.get(at).map_or(0, last_answer))

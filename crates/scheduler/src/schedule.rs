@@ -1,5 +1,5 @@
-//! Decides which endpoints a request is sent to: filters that always apply, the profile handler,
-//! and explanations.
+//! Decides which endpoints a request is sent to, with the filters that always apply and the profile
+//! handler, and explains the decision.
 
 use crate::candidates::Candidates;
 use crate::decision::{Decision, Explanation, RankedList, Route, UnavailableReason};
@@ -17,8 +17,8 @@ use crate::run::{SchedulingRun, narrow};
 use crate::slo::{Slo, TrackedSlo};
 use crate::snapshot::Snapshot;
 
-/// The filters that apply to every request: the name of each in explanations, and the result if it
-/// leaves no endpoint.
+/// The filters that apply to every request: the name of each filter in explanations, and the result
+/// if the filter leaves no endpoint.
 const STRUCTURAL: [(&str, &dyn Filter, UnavailableReason); 3] = [
     (
         "ready",
@@ -34,14 +34,14 @@ const STRUCTURAL: [(&str, &dyn Filter, UnavailableReason); 3] = [
 ];
 
 /// The share of a prompt that its rendezvous endpoint is assumed to have cached. In the simulation,
-/// 60 % halved what is lost when proxies share no state.
+/// 60 % halved the loss of latency when proxies share no state.
 const HOME_PERCENT: u32 = 60;
 
-/// Decides on `request` by the snapshot's pipeline. Changes only `rng`; the caller records the
+/// Decides on `request` with the snapshot's pipeline. Changes only `rng`; the caller records the
 /// outcome.
 ///
-/// If `explanation` is given, it receives the dropped endpoints and the scores of each scorer. If
-/// not, the decision spends no time on reasons.
+/// If `explanation` is given, it receives the dropped endpoints and the scores of each scorer.
+/// Without `explanation`, the decision spends no time on reasons.
 #[must_use]
 pub fn schedule(
     snapshot: &Snapshot,
@@ -54,8 +54,8 @@ pub fn schedule(
     decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-/// Repeats an earlier decision: does [`schedule`] with `predicted`, the predictions of that time,
-/// instead of those of the current model.
+/// Repeats an earlier decision: does [`schedule`] with `predicted`, the predictions of the earlier
+/// decision, instead of the predictions of the current model.
 #[must_use]
 pub fn schedule_again(
     snapshot: &Snapshot,
@@ -69,8 +69,8 @@ pub fn schedule_again(
     decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-/// Returns the predicted latency of `request` at each endpoint, or the reason why there is none, in
-/// the snapshot's order. Empty if prediction is off.
+/// Returns the predicted latency of `request` at each endpoint, or the reason why there is no
+/// prediction, in the snapshot's order. The list is empty if prediction is off.
 #[must_use]
 pub fn predict(
     snapshot: &Snapshot,
@@ -102,8 +102,8 @@ pub fn tracked_slo(
     )
 }
 
-/// Returns those of another proxy's SLOs in `slo` that an idle endpoint could meet, or all if there
-/// is no prediction.
+/// Returns the SLOs of another proxy in `slo` that `endpoint` could meet if it were idle. Returns
+/// `slo` unchanged if latency is not predicted.
 #[must_use]
 pub fn possible_slo(snapshot: &Snapshot, endpoint: EndpointRef, slo: Slo) -> Slo {
     let settings = snapshot.pipeline().latency_settings();
@@ -111,7 +111,7 @@ pub fn possible_slo(snapshot: &Snapshot, endpoint: EndpointRef, slo: Slo) -> Slo
 }
 
 /// Whether `request` may be sent to the endpoints of `route` now, within the limits of its band.
-/// Always true without flow control.
+/// Without flow control, it always may.
 #[must_use]
 pub fn has_room(
     snapshot: &Snapshot,
@@ -149,8 +149,8 @@ pub fn is_full(
     })
 }
 
-/// Returns the saturation of the endpoints for which `counts` is true, by the pool's detector; 1 is
-/// full.
+/// Returns the saturation of the endpoints for which `counts` is true, according to the pool's
+/// detector; 1 is full.
 #[must_use]
 pub fn saturation(
     snapshot: &Snapshot,
@@ -251,8 +251,9 @@ fn decide(
     ))
 }
 
-/// If no endpoint has any of this prompt cached, favours its rendezvous endpoint as if
-/// [`HOME_PERCENT`] of the prompt were cached there.
+/// Returns the affinity blocks of each endpoint: the cached blocks. If no endpoint has cached a
+/// block of the prompt, favours the prompt's rendezvous endpoint, as if this endpoint had cached
+/// [`HOME_PERCENT`] of the prompt.
 #[cold]
 fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<u32> {
     let mut affinity = context.local.matched_blocks.to_vec();
@@ -304,7 +305,8 @@ mod tests {
         )
     }
 
-    /// Returns endpoints with these ages and queue depths, from 10.0.0.1:8000 on.
+    /// Returns a snapshot with endpoints at 10.0.0.1:8000, 10.0.0.2:8000 and so on, which have
+    /// these ages (in ms) and queue depths.
     fn pool(rows: &[(u64, f32)]) -> Snapshot {
         let endpoint = |at: usize, age_ms| Endpoint {
             id: EndpointRef {

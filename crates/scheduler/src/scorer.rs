@@ -1,9 +1,9 @@
-//! Scorers rate how good each candidate is, from 0 to 1. More is better.
+//! Scorers rate how good each candidate is, from 0 to 1. A higher score is better.
 //!
 //! **Unknown is neither full nor idle.** An endpoint whose metric is missing, stale or not a valid
-//! number gets the mean score of the other candidates, so that the scorer is neutral about it. A
-//! fixed score would attract all traffic in a busy pool and none in an idle one. If no candidate's
-//! metric is known, all get [`UNKNOWN`].
+//! number gets the mean score of the other candidates, so that the scorer is neutral about that
+//! endpoint. A fixed score would attract all traffic in a busy pool and no traffic in an idle pool.
+//! If no candidate's metric is known, all candidates get [`UNKNOWN`].
 
 pub(crate) mod active_request;
 pub(crate) mod context_length_aware;
@@ -24,8 +24,8 @@ pub(crate) mod token_load;
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Parameter, producer_name};
 
-/// The score of all candidates if no metric is known. It is the middle of the range, so that a
-/// random picker weighs the other scorers as in an average pool.
+/// The score of all candidates if no metric is known. The score is the middle of the range, so that
+/// a random picker weighs the other scorers as in an average pool.
 pub(crate) const UNKNOWN: f32 = 0.5;
 
 /// The parameter that names the prefix index that a plugin reads.
@@ -43,7 +43,7 @@ pub(crate) fn rate(
 }
 
 /// Writes scores by min-max normalisation of a load over the candidates: `(max - load) / (max -
-/// min)`; 1 for all if all are equal.
+/// min)`. If all loads are equal, every score is 1.
 pub(crate) fn rate_by_load(
     endpoints: &[EndpointIndex],
     scores: &mut [f32],
@@ -53,8 +53,8 @@ pub(crate) fn rate_by_load(
     let mut min = f32::INFINITY;
     let mut max = f32::NEG_INFINITY;
     for &load in &*scores {
-        // Comparisons with NaN are false, so NaN is skipped. `f32::min` and `f32::max` would skip
-        // NaN too, but cost more in wasm.
+        // The comparisons skip NaN, because comparisons with NaN are false. `f32::min` and
+        // `f32::max` would skip NaN too, but take more time in wasm.
         if load < min {
             min = load;
         }
@@ -73,15 +73,16 @@ pub(crate) fn rate_by_load(
     give_unknown_the_mean(scores);
 }
 
-/// Returns the share of the other values that are below `moment`, or 0 if there is no other value.
-/// `sorted` contains all values, `moment` included.
+/// Returns the share of the other values that are below `moment`, or 0 if `sorted` has no other
+/// value. `sorted` contains all values, `moment` included.
 pub(crate) fn share_before(sorted: &[u64], moment: u64) -> f32 {
     let before = sorted.partition_point(|&other| other < moment);
     // The casts are exact, because a pool has far fewer than 2^24 endpoints.
     before as f32 / sorted.len().saturating_sub(1).max(1) as f32
 }
 
-/// Writes one finite number for each endpoint into `scores`, and NaN where the number is unknown.
+/// Writes one finite number for each endpoint into `scores`, and NaN for an endpoint whose number
+/// is unknown.
 fn write(
     endpoints: &[EndpointIndex],
     scores: &mut [f32],
@@ -92,7 +93,7 @@ fn write(
     }
 }
 
-/// Replaces each NaN by the mean of the other scores, or by [`UNKNOWN`] if there are none.
+/// Replaces each NaN by the mean of the other scores, or by [`UNKNOWN`] if all scores are NaN.
 fn give_unknown_the_mean(scores: &mut [f32]) {
     if !scores.iter().any(|score| score.is_nan()) {
         return;
@@ -101,7 +102,7 @@ fn give_unknown_the_mean(scores: &mut [f32]) {
     let (sum, count) = known.fold((0.0_f64, 0_u32), |(sum, count), score| {
         (sum + f64::from(score), count + 1)
     });
-    // The mean is from 0 to 1, so an f32 is precise enough.
+    // An f32 is precise enough, because the mean is from 0 to 1.
     let mean = if count == 0 {
         UNKNOWN
     } else {

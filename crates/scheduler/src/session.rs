@@ -6,13 +6,14 @@ use crate::prefix::xxh64;
 /// A response header that names an endpoint to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionToken {
-    /// The header, lower-case.
+    /// The name of the header, lower-case.
     pub header: Box<str>,
-    /// The profile whose pick the token names. Empty for the endpoint that served the request.
+    /// The profile whose pick the token names. If the name is empty, the token names the endpoint
+    /// that served the request.
     pub profile: Box<str>,
 }
 
-/// Returns a hash of a name, the same on every host.
+/// Returns a hash of a name. The hash is the same on every host.
 #[must_use]
 pub fn name_hash(name: &str) -> u64 {
     xxh64(name.as_bytes())
@@ -43,7 +44,7 @@ pub fn session_token(name: &str) -> String {
     token
 }
 
-/// Decodes a token; `None` if it is not valid.
+/// Decodes a token; `None` if the token is not valid.
 pub(crate) fn decode_token(token: &str) -> Option<Vec<u8>> {
     let (quads, rest) = token.as_bytes().as_chunks::<4>();
     let (last, padded) = quads.split_last().filter(|_| rest.is_empty())?;
@@ -58,8 +59,8 @@ pub(crate) fn decode_token(token: &str) -> Option<Vec<u8>> {
     Some(name)
 }
 
-/// Decodes four digits to three bytes behind a leading zero. The last `padding` digits count as
-/// zero.
+/// Decodes four base64 digits to three bytes, which follow a leading zero byte. The last `padding`
+/// digits count as zero.
 fn quad_bytes(quad: &[u8; 4], padding: usize) -> Option<[u8; 4]> {
     let mut bits = 0_u32;
     for (at, byte) in quad.iter().enumerate() {

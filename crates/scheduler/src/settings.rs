@@ -2,7 +2,7 @@
 
 use crate::latency::Prediction;
 
-/// This many bytes of prompt text count as one token: llm-d's estimate.
+/// The number of bytes of prompt text that count as one token: llm-d's estimate.
 pub const BYTES_PER_TOKEN: usize = 4;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -12,7 +12,7 @@ pub enum ProducerSetting {
     Token(TokenSettings),
     Identity(IdentitySettings),
     Latency(LatencySettings),
-    /// No setting, because the state that the plugin names always exists.
+    /// The producer has no settings, because the state that it produces always exists.
     Tracker,
 }
 
@@ -25,37 +25,37 @@ pub struct ProducerSettings {
     pub latency: LatencySettings,
 }
 
-/// How prompts are cut into blocks, and how many blocks are remembered.
+/// The settings of prompt blocks: their size, and how many blocks are remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixSettings {
-    /// Tokens in one block, at least 64.
+    /// The number of tokens in one block, at least 64.
     pub block_tokens: u32,
     /// The maximum number of blocks of a prompt that are hashed and looked up.
     pub blocks_max: usize,
-    /// The blocks remembered for an endpoint whose KV cache size is unknown, or if `auto_tune` is
-    /// false.
+    /// The number of blocks that are remembered for an endpoint whose KV cache size is unknown, or
+    /// if `auto_tune` is false.
     pub blocks_per_endpoint: u32,
     /// Whether to use the size of an endpoint's KV cache if it is known.
     pub auto_tune: bool,
 }
 
-/// The load with which a request is counted while it is in flight.
+/// The settings of the load that a request counts for while it is in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadSettings {
-    /// Expected output tokens for each prompt token; 0 if output does not count.
+    /// The number of expected output tokens for each prompt token; 0 if output does not count.
     pub(crate) output_ratio: f64,
     /// The maximum expected output of a request, in tokens.
     pub(crate) output_tokens_max: u32,
 }
 
-/// How tokens are counted.
+/// The settings of counting tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenSettings {
-    /// Tokens for an image, a video or an audio clip.
+    /// The number of tokens that an image, a video or an audio clip counts for.
     pub media_tokens: u32,
 }
 
-/// Which headers identify the sessions of an agent.
+/// The setting that says which headers identify the sessions of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentitySettings {
     /// The names of the headers in order of preference, lower-case.
@@ -69,7 +69,7 @@ pub(crate) enum PredictionPercentile {
     P90,
 }
 
-/// How predictions are used.
+/// The settings that say how predictions are used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencySettings {
     /// The share of a TPOT SLO that a prediction may use up.
@@ -106,10 +106,10 @@ impl PrefixSettings {
 // === impl LoadSettings ===
 
 impl LoadSettings {
-    /// Returns the output tokens with which a request is counted from its pick to its end, in
+    /// Returns the number of output tokens that a request counts for from its pick to its end, in
     /// addition to its prompt.
     pub fn output_tokens(&self, prompt_tokens: u32, max_tokens: Option<u32>) -> u32 {
-        // The number is not negative. For a large number the cast saturates.
+        // The cast is safe: the number is not negative, and for a large number the cast saturates.
         let expected = (f64::from(prompt_tokens) * self.output_ratio) as u32;
         expected
             .min(self.output_tokens_max)
@@ -120,7 +120,7 @@ impl LoadSettings {
 // === impl LatencySettings ===
 
 impl LatencySettings {
-    /// Returns the TTFT and TPOT of a prediction that are compared with SLOs, ms.
+    /// Returns the TTFT and TPOT of a prediction that are compared with SLOs, in ms.
     pub(crate) fn counted(self, prediction: &Prediction) -> (f32, f32) {
         match self.percentile {
             PredictionPercentile::Mean => (prediction.ttft_ms, prediction.tpot_ms),

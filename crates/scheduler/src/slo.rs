@@ -5,9 +5,9 @@ use crate::latency::Prediction;
 /// The latency objectives (SLOs) of one request. `None` means no objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slo {
-    /// Time to the first token, µs.
+    /// The limit of the time to the first token, in µs.
     pub ttft_us: Option<u32>,
-    /// Time for each further token, µs.
+    /// The limit of the time for each further token, in µs.
     pub tpot_us: Option<u32>,
 }
 
@@ -16,9 +16,9 @@ pub struct Slo {
 pub struct TrackedSlo {
     pub slo: Slo,
     /// The SLOs that later picks have to respect: those that the endpoint could meet if it were
-    /// idle. Others would keep requests away from it without any benefit.
+    /// idle. Other SLOs would keep requests away from the endpoint without a benefit.
     pub counts: Slo,
-    /// The prediction, if there was one.
+    /// The prediction for the request at the endpoint, if the model gave a prediction.
     pub predicted: Option<Prediction>,
 }
 
@@ -30,7 +30,7 @@ impl Slo {
         self.ttft_us.is_some() || self.tpot_us.is_some()
     }
 
-    /// Returns the stricter value of each SLO.
+    /// Returns the stricter value of each SLO in `self` and `other`.
     #[must_use]
     pub fn strictest(self, other: Self) -> Self {
         let lowest = |one: Option<u32>, two: Option<u32>| one.into_iter().chain(two).min();
@@ -41,7 +41,7 @@ impl Slo {
     }
 }
 
-// The cast may lose the last digits of a number of minutes.
+// The cast may lose the last digits of a time of several minutes, which does not matter.
 pub(crate) fn ms(us: u32) -> f32 {
     us as f32 / 1_000.0
 }

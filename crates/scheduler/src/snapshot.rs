@@ -11,13 +11,13 @@ use crate::metrics::EndpointMetrics;
 use crate::objects::Objects;
 use crate::pipeline::Pipeline;
 
-/// The version of a pool's state. Each start of the daemon has its own `term`, and a newer term
+/// The version of a pool's state. Each start of the daemon has another `term`, and a newer term
 /// forces a full snapshot. Within a term, `sequence` only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     /// The number of the daemon's start.
     pub term: u64,
-    /// The position within that term.
+    /// The number of the version within its term.
     pub sequence: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct Snapshot {
 // === impl Snapshot ===
 
 impl Snapshot {
-    /// Checks and seals a snapshot.
+    /// Checks the parts of a snapshot, and returns the snapshot.
     ///
     /// # Errors
     /// Returns [`InvalidSnapshot`] when the snapshot breaks a rule that readers rely on.
@@ -54,7 +54,7 @@ impl Snapshot {
     /// Returns a snapshot with other endpoints, and the same pipeline and objects.
     ///
     /// # Errors
-    /// Fails as [`Self::try_new`] does.
+    /// Returns the errors of [`Self::try_new`].
     pub fn with_endpoints(
         &self,
         version: Version,
@@ -95,7 +95,8 @@ impl Snapshot {
     /// Returns a snapshot with newer metrics and a newer version. Only the metrics are copied.
     ///
     /// # Errors
-    /// Returns [`InvalidSnapshot::MetricsLength`] if there are not as many metrics as endpoints.
+    /// Returns [`InvalidSnapshot::MetricsLength`] if the number of metrics is not the number of
+    /// endpoints.
     pub fn with_metrics(
         &self,
         version: Version,
@@ -127,7 +128,7 @@ impl Snapshot {
     }
 }
 
-/// The methods of the table are also methods of the snapshot.
+/// Makes the methods of the table also methods of the snapshot.
 impl Deref for Snapshot {
     type Target = EndpointTable;
 

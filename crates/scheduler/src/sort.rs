@@ -1,10 +1,11 @@
 //! One small sort function for this whole crate.
 //!
-//! A sort of the standard library takes two to fifteen KB of code for each type of item. Each byte
-//! of the wasm module takes about a hundred bytes of memory in every proxy process. The lists in
-//! this crate are short.
+//! A sort of the standard library takes two to fifteen KB of code for each type of item. One small
+//! function saves memory, because each byte of the wasm module takes about a hundred bytes of
+//! memory in every proxy process. The lists in this crate are short, so a fast sort is not needed.
 
-/// Sorts in place by heapsort: O(n log n) for any input, a few hundred bytes of code, not stable.
+/// Sorts in place by heapsort, which takes O(n log n) for every input and a few hundred bytes of
+/// code. The sort is not stable.
 pub fn sort_by<T>(rows: &mut [T], mut before: impl FnMut(&T, &T) -> bool) {
     let count = rows.len();
     for root in (0..count / 2).rev() {
@@ -17,9 +18,9 @@ pub fn sort_by<T>(rows: &mut [T], mut before: impl FnMut(&T, &T) -> bool) {
 }
 
 /// Returns the middle value, or for an even number of values the lower of the two in the middle.
-/// `None` if there are no values. Fewer than half of the values cannot move the result beyond the
-/// range of the others. Of two values, only the smaller counts, because the values that proxies
-/// claim are not negative but have no upper limit.
+/// Returns `None` if there are no values. If fewer than half of the values are false, the result
+/// stays within the range of the true values. Of two values, the lower is returned, because the
+/// values that proxies claim are not negative but have no upper limit.
 #[must_use]
 pub fn lower_median(mut values: Vec<f64>) -> Option<f64> {
     sort_by(&mut values, |a, b| a < b);
@@ -27,7 +28,7 @@ pub fn lower_median(mut values: Vec<f64>) -> Option<f64> {
     values.get(middle).copied()
 }
 
-/// Moves the row at `root` down the heap of the first `end` rows, to where it belongs.
+/// Moves the row at `root` down the heap of the first `end` rows, to its position in the heap.
 fn sift<T>(rows: &mut [T], mut root: usize, end: usize, before: &mut dyn FnMut(&T, &T) -> bool) {
     loop {
         let left = 2 * root + 1;

@@ -21,7 +21,10 @@ impl Timestamp {
     #[must_use]
     pub fn plus_ms(self, ms: u64) -> Self {
         // Saturates without a product of 128 bits, which is slow and long in wasm.
-        Self(self.0.saturating_add(ms.min(u64::MAX / 1_000_000) * 1_000_000))
+        Self(
+            self.0
+                .saturating_add(ms.min(u64::MAX / 1_000_000) * 1_000_000),
+        )
     }
 }
 

@@ -25,7 +25,7 @@ class Refused(Exception):
 
 
 def missing() -> str | None:
-    """The reason why a cluster cannot run here, if there is one."""
+    """Returns the reason why a cluster cannot run here, if there is one."""
     for name in ("etcd", "kube-apiserver"):
         if not (BINARIES / name).exists():
             return f"there is no {name}; `.ci/cluster_tools.py {name}` builds it where Go is installed"
@@ -33,7 +33,7 @@ def missing() -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
+    """Returns ports that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -92,7 +92,7 @@ class Cluster:
         }))
 
     def account(self, namespace: str, name: str) -> pathlib.Path:
-        """A kubeconfig with a token of this ServiceAccount."""
+        """Writes a kubeconfig with a token of this ServiceAccount, and returns the path."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = self.request("POST", path, request)["status"]["token"]
@@ -114,7 +114,7 @@ class Cluster:
             time.sleep(0.2)
 
     def request(self, method: str, path: str, body: Any = None, raw: bool = False) -> Any:
-        """One request to the API server; raises urllib.error.HTTPError for a refusal."""
+        """Sends one request to the API server, and returns the answer. Raises urllib.error.HTTPError for a refusal."""
         data = None if body is None else json.dumps(body).encode()
         kind = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
         headers = {"authorization": f"Bearer {TOKEN}", "content-type": kind}
@@ -164,7 +164,7 @@ class Cluster:
             raise Refused(error.read().decode()) from error
 
     def secret(self, namespace: str, name: str) -> dict[str, str]:
-        """The data of a Secret, in base64."""
+        """Returns the data of a Secret, in base64."""
         return self.request("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}")["data"]
 
     def helm(self, *arguments: str) -> str:

@@ -34,7 +34,7 @@ class HelmError(Exception):
 
 
 def missing() -> str | None:
-    """The reason why Helm cannot run here, if there is one."""
+    """Returns the reason why Helm cannot run here, if there is one."""
     return None if HELM.exists() else "there is no helm; `.ci/cluster_tools.py helm` builds it where Go is installed"
 
 
@@ -52,7 +52,7 @@ def helm(*arguments: str, environment: dict[str, str] | None = None) -> str:
         [HELM, *arguments], env=os.environ | own | (environment or {}), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
     )
     if done.returncode != 0:
-        # The chart's links into envoy-config cause a line each.
+        # Leaves out the line that Helm prints for each link of the chart into envoy-config.
         lines = [line for line in done.stderr.splitlines() if "found symbolic link" not in line]
         raise HelmError("\n".join(lines))
     return done.stdout
@@ -64,18 +64,18 @@ def _home(name: str) -> str:
 
 @functools.cache
 def template(*arguments: str, values: pathlib.Path | None = None) -> str:
-    """The manifests of the chart for these arguments and values, without a cluster."""
+    """Returns the manifests of the chart for these arguments and values, without a cluster."""
     files = ["--values", str(values)] if values else []
     return helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *files, *arguments)
 
 
 def read_yaml(text: str) -> list[Object]:
-    """The documents of a YAML text."""
+    """Returns the documents of a YAML text."""
     return _reader(READER, text)["documents"]
 
 
 def private_key() -> str:
-    """A new private key, as PEM."""
+    """Returns a new private key, as PEM."""
     return _reader(KEY, "")["key"]
 
 
@@ -92,7 +92,7 @@ def _reader(chart_template: str, text: str) -> Object:
 
 @functools.cache
 def objects(*arguments: str, values: pathlib.Path | None = None) -> dict[tuple[str, str, str], Object]:
-    """The objects of the chart by kind, namespace and name."""
+    """Returns the objects of the chart by kind, namespace and name."""
     return by_name(read_yaml(template(*arguments, values=values)))
 
 
@@ -107,24 +107,24 @@ def by_name(documents: list[Object]) -> dict[tuple[str, str, str], Object]:
 
 
 def decoded(text: str) -> str:
-    """The text of a value of a Secret."""
+    """Returns the text of a value of a Secret."""
     return base64.b64decode(text).decode()
 
 
 # Base64 of certificates and keys, which are new in each run.
 SECRET = re.compile(r"(?m)^(  (?:tls\.crt|tls\.key|ca\.crt): )\S+$")
 CHECKSUM = re.compile(r"(?m)^( +checksum/\w+: )\S+$")
-# What stems from envoy-config: test_envoy.py compares it with these files.
+# Goldens leave out what stems from envoy-config, because test_envoy.py compares it with the files of envoy-config.
 TEXTS = "envoy|clusters|http_filters|virtual_hosts|connection_manager"
 BLOCK = re.compile(rf"(?m)^(  (?:{TEXTS})\.yaml: \|\n)(?:    .*\n|\n)+")
-# The dashboards: test_templates.py compares them with their files.
+# Goldens leave out the dashboards, because test_templates.py compares the dashboards with their files.
 DASHBOARD = re.compile(r"(?m)^(  [\w-]+\.json: \|\n)(?:    .*\n|\n)+")
 MADE = re.compile(r'("switchpoint/made-on-day":")\d+')
 PATCHES = re.compile(r"(?m)^(  (?:configPatches|jsonPatches|http):\n)(?:  [ -].*\n|\n)+")
 
 
 def golden(text: str) -> str:
-    """The manifests without what is new in each run, and without what stems from envoy-config and dashboards."""
+    """Returns the manifests without what is new in each run, and without what stems from envoy-config and dashboards."""
     text = MADE.sub(r"\1(a day)", text)
     text = CHECKSUM.sub(r"\1(a checksum)", SECRET.sub(r"\1(base64)", text))
     text = DASHBOARD.sub(r"\1    # from dashboards\n", text)

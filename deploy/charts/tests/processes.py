@@ -21,14 +21,14 @@ import helm
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", helm.ROOT / "target"))
 DAEMON = TARGET / "debug" / "switchpointd"
 MODULE = TARGET / "wasm32-wasip1" / "release" / "switchpoint.wasm"
-# As in the end-to-end tests, the variable names another Envoy.
+# The Envoy binary. As in the end-to-end tests, the variable SWITCHPOINT_ENVOY can name another binary.
 ENVOY = pathlib.Path(os.environ.get("SWITCHPOINT_ENVOY", helm.ROOT / ".venv" / "bin" / "envoy"))
 SECONDS_MAX = 60
 STOP_SECONDS_MAX = 20
 
 
 def missing() -> str | None:
-    """The reason why Envoy and the daemon cannot run here, if there is one."""
+    """Returns the reason why Envoy and the daemon cannot run here, if there is one."""
     for path, command in ((ENVOY, "make setup"), (MODULE, "make wasm"), (DAEMON, "cargo build -p control-plane")):
         if not path.exists():
             return f"there is no {path.name}; `{command}` makes it"
@@ -50,7 +50,7 @@ def wait(what: str, condition: Callable[[], Any]) -> Any:
 
 
 def get(port: int, path: str, host: str = "") -> tuple[int, str]:
-    """Status and body of one request on loopback."""
+    """Sends one request on loopback, and returns the status and the body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", path, headers={"host": host} if host else {})
@@ -128,7 +128,7 @@ class Machine:
         return "\n".join((self.folder / f"{name}.log").read_text().splitlines()[-30:])
 
     def daemon_arguments(self, objects: dict[tuple[str, str, str], helm.Object], name: str = "sp-daemon") -> list[str]:
-        """The arguments of the daemon's container, with the ports and folders of this machine. Writes its ConfigMap."""
+        """Returns the arguments of the daemon's container, with the ports and folders of this machine. Writes its ConfigMap."""
         config = self.folder / "switchpointd"
         config.mkdir(exist_ok=True)
         for file, text in objects["ConfigMap", helm.NAMESPACE, name]["data"].items():
@@ -160,7 +160,7 @@ class Machine:
         return config / "envoy.yaml"
 
     def localised(self, text: str) -> str:
-        """Envoy's configuration (JSON or YAML) with the ports and folders of this machine."""
+        """Returns Envoy's configuration (JSON or YAML) with the ports and folders of this machine."""
         replaced = {
             "/etc/switchpoint-tls": str(self.proxy_tls.folder),
             "/etc/switchpoint-module/switchpoint.wasm": str(MODULE),
@@ -178,7 +178,8 @@ class Machine:
         return text
 
     def gateway_command(self, objects: dict[tuple[str, str, str], helm.Object], name: str = "sp-gateway") -> tuple[list[Any], dict[str, str]]:
-        """The command and the environment of the gateway's container, for this machine. Stopping drains for no time."""
+        """Returns the command and the environment of the gateway's container, for this machine. The drain time is 0, so that the gateway
+        stops immediately."""
         config = self.envoy_config(objects, name)
         container = objects["Deployment", helm.NAMESPACE, name]["spec"]["template"]["spec"]["containers"][0]
         replaced = {"/etc/switchpoint/envoy.yaml": str(config), "$(POD_NAME)": "pod-1"}
@@ -188,7 +189,7 @@ class Machine:
         return [helm.ROOT / "envoy-config" / "start.sh", *arguments, "--disable-hot-restart"], environment
 
     def daemon_certificate(self) -> bytes:
-        """The certificate that the daemon shows to a proxy with the present Secret."""
+        """Returns the certificate that the daemon shows to a proxy with the present Secret."""
         context = ssl.create_default_context(cafile=str(self.proxy_tls.folder / "ca.crt"))
         context.check_hostname = False
         context.load_cert_chain(self.proxy_tls.folder / "tls.crt", self.proxy_tls.folder / "tls.key")
@@ -200,7 +201,7 @@ class Machine:
 
     def close(self) -> None:
         for process in reversed(self._running):
-            # start.sh ends Envoy when it is terminated, and leaves it running when it is killed.
+            # Terminates the process instead of killing it, because start.sh ends Envoy on SIGTERM, but leaves Envoy running after SIGKILL.
             process.terminate()
             try:
                 process.wait(STOP_SECONDS_MAX)

@@ -26,7 +26,7 @@ def shipped(name: str) -> list[helm.Object]:
 
 
 def renamed(one: Any, *pairs: tuple[str, str]) -> Any:
-    """The object with each first text replaced by the second, in all strings."""
+    """Returns the object with each first text replaced by the second, in all strings."""
     text = json.dumps(one)
     for old, new in pairs:
         text = text.replace(old, new)
@@ -39,7 +39,7 @@ def without_labels(one: helm.Object) -> helm.Object:
 
 
 def picker_config(one: Any) -> None:
-    """Replaces each configuration of the picker, which is JSON in a string, by what it says."""
+    """Replaces each configuration of the picker, which is JSON in a string, by the parsed JSON."""
     if isinstance(one, dict):
         for key, value in one.items():
             if isinstance(value, str) and value.lstrip().startswith('{"'):
@@ -138,7 +138,7 @@ class SameAsShipped(ChartTest):
             with self.subTest(expected["kind"]):
                 [rendered] = [renamed(without_labels(one), *pairs) for (kind, _, _), one in found.items() if kind == expected["kind"]]
                 self.assertEqual(rendered["metadata"].get("namespace"), expected["metadata"].get("namespace"))
-                # The names that do not follow from the values: those of the release.
+                # The names of the release do not follow from the values.
                 rendered["metadata"] = expected["metadata"]
                 if expected["kind"] == "Gateway":
                     self.assertEqual(rendered["spec"]["infrastructure"]["parametersRef"].pop("name"), "sp")
@@ -154,7 +154,7 @@ class SameAsShipped(ChartTest):
             self.assertEqual(one, expected)
 
     def test_each_pool_gets_the_requests_of_its_hosts(self) -> None:
-        """In Envoy Gateway by a match of the authority, because all routes are in one virtual host."""
+        """In Envoy Gateway, the routes match the authority, because all routes are in one virtual host."""
         found = helm.objects("--set", "envoyGateway.enabled=true", *APIS, values=values("many-pools.yaml"))
         policy = found["EnvoyPatchPolicy", helm.NAMESPACE, "sp"]
         [routes] = [patch["operation"]["value"] for patch in policy["spec"]["jsonPatches"] if patch["operation"]["path"].endswith("/routes")]
@@ -241,7 +241,7 @@ class RealEnvoy(ChartTest):
         self.assertEqual(gateway.wait(processes.SECONDS_MAX), 0, machine.log("envoy"))
 
     def helm_test(self, found: dict[tuple[str, str, str], helm.Object]) -> str:
-        """The output of the pod of `helm test`, run on this machine."""
+        """Runs the script of the pod of `helm test` on this machine, and returns the output."""
         [container] = found["Pod", helm.NAMESPACE, "sp-test"]["spec"]["containers"]
         service = "/dev/tcp/sp-gateway.switchpoint.svc.cluster.local/80"
         [script] = [text.replace(service, f"/dev/tcp/127.0.0.1/{self.machine.envoy_port}") for text in container["args"]]
@@ -266,10 +266,10 @@ class RealEnvoy(ChartTest):
         self.assertEqual(processes.get(machine.metrics_port, "/quitquitquit")[0], 404)
         before = machine.daemon_certificate()
 
-        # Another CA and other certificates, as if both had been replaced in the Secrets.
+        # Another CA and other certificates, as if an operator had replaced both in the Secrets.
         self.secrets(helm.objects(*settings, "--set", "tls.generation=2"))
         processes.wait("the daemon shows its new certificate", lambda: machine.daemon_certificate() != before)
-        # Connections live on with the old certificates. A new daemon requires the new ones.
+        # Open connections continue with the old certificates. A new daemon requires the new certificates.
         daemon.terminate()
         daemon.wait()
         machine.start("daemon", again)

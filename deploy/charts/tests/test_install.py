@@ -26,7 +26,7 @@ SECRETS = ("sp-ca", "sp-daemon-tls", "sp-proxy-tls")
 
 
 def documented() -> list[tuple[str, helm.Object]]:
-    """The manifests for the API server that the documents show, with their pages."""
+    """Returns the manifests for the API server that the documents show, with their pages."""
     found = []
     for page in sorted((helm.ROOT / "docs").rglob("*.md")):
         for block in doc_commands.blocks(page.read_text()):
@@ -88,7 +88,7 @@ class Install(ChartTest):
                 self.cluster.dry_run(one)
 
     def refuses_mistakes(self, found: dict[tuple[str, str, str], helm.Object]) -> None:
-        """The dry run finds an unknown field, and a value that the published schema does not allow."""
+        """Checks that the dry run finds an unknown field, and a value that the published schema does not allow."""
         unknown = copy.deepcopy(found["Deployment", "switchpoint", "sp-daemon"])
         unknown["spec"]["template"]["spec"]["unheardOf"] = 1
         interval = copy.deepcopy(found["PodMonitor", "switchpoint", "sp-daemon"])
@@ -114,7 +114,7 @@ class Install(ChartTest):
             return self.secrets(namespace)
 
         self.assertEqual(upgrade("gateway.replicas=3"), first, "an upgrade of something else")
-        # An istio-system that gets its first proxies gets a certificate of its own, of the same CA.
+        # When the namespace istio-system gets its first proxies, it gets a new certificate of the same CA.
         upgrade("istio.enabled=true")
         istio = self.cluster.secret("istio-system", "sp-proxy-tls")
         self.assertEqual(istio["ca.crt"], leaf["ca.crt"])
@@ -145,7 +145,7 @@ class Install(ChartTest):
             upgrade("tls.generation=3", "tls.caGeneration=2")
         with self.assertRaisesRegex(helm.HelmError, "tls.trustPreviousCa must be true"):
             upgrade("tls.generation=2", "tls.caGeneration=2", "tls.trustPreviousCa=false")
-        # Whoever may edit Secrets in a namespace of proxies cannot stop the upgrade by that.
+        # A user who may edit Secrets in a namespace of proxies cannot stop the upgrade by an edit.
         third = upgrade("tls.generation=2", "tls.caGeneration=2", "istio.enabled=true")
         edited = self.cluster.secret("istio-system", "sp-proxy-tls")
         self.assertNotEqual(edited["tls.crt"], istio["tls.crt"], "its annotation has another generation")
@@ -179,7 +179,7 @@ class Install(ChartTest):
         self.assertEqual(self.secrets(namespace), first)
 
     def allowed(self, verb: str, namespace: str, name: str) -> bool:
-        """Whether the daemon of `switchpoint` may do that with this Secret."""
+        """Whether the daemon of `switchpoint` may do the action `verb` with this Secret."""
         resource = {"verb": verb, "resource": "secrets", "namespace": namespace, "name": name}
         review = {
             "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
@@ -218,7 +218,7 @@ class Install(ChartTest):
             self.assertTrue(all(self.allowed(verb, namespace, name) for verb in ("get", "patch")), (namespace, name))
         self.assertTrue(self.allowed("get", "switchpoint", "sp-ca"))
         self.assertFalse(self.allowed("patch", "switchpoint", "sp-ca") or self.allowed("get", "edge", "other"))
-        # It has read the certificates, and the CA, and none is due.
+        # The daemon has read the certificates and the CA, and no certificate must be renewed.
         self.assertNotIn("cannot check or renew a certificate", machine.log("daemon"))
         self.assertNotIn("renewed a certificate", machine.log("daemon"))
         lease = self.cluster.request("GET", "/apis/coordination.k8s.io/v1/namespaces/switchpoint/leases/sp-daemon")

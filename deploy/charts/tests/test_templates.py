@@ -27,7 +27,7 @@ class ChartTest(unittest.TestCase):
             self.skipTest(why)
 
     def refused(self, *arguments: str) -> str:
-        """The error that these arguments cause."""
+        """Returns the error that these arguments cause."""
         with self.assertRaises(helm.HelmError) as raised:
             helm.template(*arguments)
         return str(raised.exception)

@@ -1,7 +1,7 @@
 //! Makes the Envoy configuration that Envoy Gateway makes of the manifest. [`patched`] only applies
 //! the manifest's patches to a small copy of the configuration for a Gateway and an HTTPRoute.
-//! [`translated`] translates the whole manifest with Envoy Gateway's own translator, if this was
-//! built.
+//! [`translated`] translates the whole manifest with Envoy Gateway's own translator, if the
+//! translator was built.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -93,7 +93,7 @@ pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConf
     let manager = localized(listener, local)?;
     manager.remove("rds").ok_or("routes are not discovered")?;
     manager.insert("routeConfig".to_owned(), route.clone());
-    // The Service's own cluster would need discovery; no request goes to it.
+    // Drops the cluster of the Service. That cluster would need discovery, and no request uses it.
     clusters.retain(|cluster| cluster["name"] == "inference-pool");
     let mut own: Vec<Value> = configs
         .iter()

@@ -1,6 +1,6 @@
 //! Makes the configuration that istiod makes of an EnvoyFilter and a WasmPlugin according to
-//! Istio's documentation. It adds the fields that are known from running gateways, and supports
-//! only the kinds of patches that we ship. Any other kind is an error.
+//! Istio's documentation. This module adds the fields that are known from running gateways, and
+//! supports only the kinds of patches that we ship. Any other kind is an error.
 
 use std::path::{Path, PathBuf};
 
@@ -155,8 +155,8 @@ fn extension(made: &mut AssembledConfig, meant: &Value, folder: &Path) -> Result
     )
 }
 
-/// Adds the filter that a WasmPlugin without a phase becomes. Envoy discovers it, it precedes fault
-/// injection and CORS, and has only the settings of the WasmPlugin API.
+/// Adds the filter that a WasmPlugin without a phase becomes. Envoy discovers this filter. The
+/// filter precedes fault injection and CORS, and has only the settings of the WasmPlugin API.
 fn wasm_plugin(made: &mut AssembledConfig, plugin: &Value, folder: &Path) -> Result<()> {
     let spec = &plugin["spec"];
     if ["phase", "vmConfig", "sha256", "imagePullSecret"]

@@ -18,12 +18,12 @@ use testbed::{Result, client, wait_for};
 
 use crate::echo;
 
-/// The longest wait for starts, and for changes without a promised time.
+/// The maximum wait for a start, and for a change without a promised time.
 const LIMIT: Duration = Duration::from_secs(30);
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A configuration with these plugins.
+/// Writes a configuration with these plugins to a file.
 fn config(plugins: &str) -> Result<NamedTempFile> {
     let file = NamedTempFile::new()?;
     std::fs::write(
@@ -35,14 +35,14 @@ fn config(plugins: &str) -> Result<NamedTempFile> {
 
 fn builder(config: &NamedTempFile) -> Result<StackBuilder> {
     let config = config.path().to_str().ok_or("a path of text")?;
-    // Two workers: both must send a session to the same endpoint.
+    // Starts two workers, because both must send a session to the same endpoint.
     Ok(Stack::builder()
         .concurrency(2)
         .daemon_arguments(&["--config", config]))
 }
 
-/// The servers that answer `requests` requests. Each request uses its own connection, so that both
-/// workers get some.
+/// Sends `requests` requests, and returns the servers that answered. Each request uses a separate
+/// connection, so that both workers get requests.
 async fn servers_of(
     stack: &Stack,
     headers: &[(&str, &str)],
@@ -62,7 +62,8 @@ async fn servers_of(
     Ok(servers)
 }
 
-/// The base64 of a server's name, written out so that it does not depend on the tested code.
+/// Returns the base64 of a server's name. The values are written out, so that they do not depend on
+/// the tested code.
 fn token_of(server: usize) -> &'static str {
     [
         "c2VydmVyLTA=",
@@ -169,7 +170,7 @@ async fn a_session_id_is_at_one_endpoint_for_every_worker() -> Result<()> {
     Ok(())
 }
 
-/// An endpoints file whose labels name a tier: gold, silver, silver, none.
+/// Returns an endpoints file whose labels name a tier: gold, silver, silver, none.
 fn labelled(servers: &[ModelServer]) -> String {
     let labels = [
         "{tier: gold, zone: a}",
@@ -286,8 +287,8 @@ fn add_least_request(config: &mut Value) {
     clusters.push(cluster);
 }
 
-/// Sends a fixed Zipf mix of adapters, 12 requests at a time. Returns how many adapters the servers
-/// loaded during that.
+/// Sends a fixed Zipf mix of adapters, with 12 requests in flight. Returns how many adapters the
+/// servers loaded meanwhile.
 async fn adapter_loads(stack: &Stack, policy: &str) -> Result<u64> {
     let before = loads(stack).await?;
     let zipf = WeightedIndex::new((1..=ADAPTERS).map(|rank| 1.0 / f64::from(rank)))?;

@@ -13,10 +13,11 @@ use crate::echo;
 const LIMIT: Duration = Duration::from_secs(60);
 const PROMPTS: usize = 12;
 
-/// The server that answers a prompt sent through this proxy.
+/// Sends a prompt through this proxy, and returns the server that answers.
 async fn served(fleet: &Fleet, proxy: std::net::SocketAddr, prompt: &str) -> Result<usize> {
-    // Some 11,000 tokens. For a short prompt, the endpoint that its hash chooses saves too little:
-    // all endpoints then cost the same, and each proxy picks one endpoint after another.
+    // The prompt has about 11,000 tokens. For a short prompt, the endpoint that its hash chooses
+    // saves too little: all endpoints then cost the same, and each proxy picks one endpoint after
+    // another.
     let body = echo::chat(&prompt.repeat(2_000)).to_string();
     fleet
         .stack
@@ -99,7 +100,7 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     for prompt in &prompts {
         placed.push(served(&fleet, one, prompt).await?);
     }
-    // Ten times the promised time.
+    // Waits ten times as long as the product allows for a placement to reach the other proxy.
     tokio::time::sleep(Duration::from_secs(1)).await;
     for (prompt, server) in prompts.iter().zip(placed) {
         assert_eq!(served(&fleet, two, prompt).await?, server, "{prompt}");

@@ -174,7 +174,8 @@ async fn http1_content_length_chunked_and_expect() -> Result<()> {
         400,
         "an inference request without a body"
     );
-    // Envoy may close the connection after a local reply, its own or a filter's.
+    // Envoy may close the connection after a local reply of Envoy or of a filter, so the next
+    // request has a new connection.
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(format!(
         "{start}transfer-encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -255,7 +256,7 @@ async fn http2_frames_trailers_and_empty_data() -> Result<()> {
     Ok(())
 }
 
-/// A chat request of about `bytes` bytes.
+/// Returns a chat request of about `bytes` bytes.
 fn large(bytes: usize) -> String {
     echo::chat(&"lorem ipsum ".repeat(bytes / 12)).to_string()
 }
@@ -401,7 +402,7 @@ async fn other_encodings_are_refused_by_name() -> Result<()> {
     for front in PickerMode::ALL {
         let stack = Stack::builder().front(front).servers(1);
         let stack = stack.shared_envoy().start().await?;
-        // Envoy undoes one gzip; the other one is left.
+        // Envoy removes one layer of gzip. Of `gzip, gzip`, one layer is left.
         let encodings = ["deflate", "br", "zstd", "x-gzip", "gzip, gzip"];
         let left = ["deflate", "br", "zstd", "x-gzip", "gzip"];
         for (encoding, named) in encodings.into_iter().zip(left) {

@@ -12,20 +12,21 @@ use testbed::stack::Stack;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-/// Ten times what mending should take.
+/// The maximum time until a mended engine gets traffic again: ten times as long as this should
+/// take.
 const MENDED_LIMIT: Duration = Duration::from_secs(100);
 
 /// The workers of the Envoy under test.
 const WORKERS: u32 = 4;
 
-/// The largest share of the requests in the measured 12 s that a broken engine may get.
+/// The maximum share of the requests that a broken engine may get in the measured 12 s.
 const SHARE_MAX: f64 = 0.02;
 
-/// This many requests within the 12 s are allowed, whatever their share: four probes are due, and
-/// workers send some more when two of them do so at the same time.
+/// The number of requests within the 12 s that is allowed whatever their share. Four probes are
+/// due, and the workers send a few more if two workers probe at the same time.
 const PROBES_MAX: u64 = 2 * WORKERS as u64 + 2;
 
-/// All kinds of faults at the same time, each in a pool of its own behind one Envoy with four
+/// Causes all kinds of faults at the same time, each in a separate pool behind one Envoy with four
 /// workers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended() -> Result<()>
@@ -62,7 +63,8 @@ async fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_me
     Ok(())
 }
 
-/// An engine that closes the connection on one prompt, as a crash would, and answers all others.
+/// Starts an engine that closes the connection on one prompt, as a crash would, and answers all
+/// other prompts.
 async fn crashing_engine() -> Result<(SocketAddr, Arc<AtomicU64>)> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let address = listener.local_addr()?;

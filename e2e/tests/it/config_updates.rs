@@ -100,7 +100,8 @@ async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> 
 
     let load = LoadGenerator::start(stack.address(), 6);
     load.wait_for_more(50, LIMIT).await?;
-    let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // a worker that became ready a moment later may have parked some
+    // A worker that became ready later may have parked some requests.
+    let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?;
     for round in 0..8 {
         let path = format!("/v1/models/ready-{round}");
         followed.set(&json!({"ready_path": path}))?;

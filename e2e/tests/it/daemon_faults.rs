@@ -1,4 +1,5 @@
-//! The daemon fails, or never ran: picks continue with the last state, and the proxy reports it.
+//! Tests a daemon that fails or never ran. Picks continue with the last state, and the proxy
+//! reports that the daemon is missing.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,11 +18,12 @@ use testbed::{Result, wait_for};
 use crate::echo;
 use crate::played::known_hosts;
 
-/// The limit is far above every promised time, because a machine that compiles at the same time is
-/// slow.
+/// The maximum wait for a change. It is far above every promised time, because a machine that
+/// compiles at the same time is slow.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Allows explanations, and leaves a silent daemon after one second instead of five.
+/// Returns a picker configuration that allows explanations. With it, a proxy leaves a daemon after
+/// one second of silence instead of five.
 fn attentive() -> Value {
     json!({"explain": true, "state": {"cluster": "switchpoint-state", "silence_max_ms": 1_000}})
 }
@@ -59,7 +61,7 @@ async fn term(stack: &Stack) -> Result<u64> {
 #[tokio::test]
 async fn picks_continue_without_a_killed_daemon_and_its_successor_is_used() -> Result<()> {
     let arguments = ["--staleness-max", "1s"];
-    // One worker, because each worker has its own prefix index.
+    // The stack has one worker, because each worker has a separate prefix index.
     let builder = Stack::builder()
         .servers(4)
         .scored_by(&[("queue-scorer", 1), ("prefix-cache-scorer", 1)]);
@@ -239,7 +241,7 @@ async fn a_daemon_that_comes_and_goes_fails_no_request() -> Result<()> {
 
 // === Before the first start of a daemon ===
 
-/// The SHA-256 of a body in hex, as the echoing server reports it.
+/// Returns the SHA-256 of a body in hex, as the echoing server reports it.
 fn sha256(body: &str) -> String {
     ring::digest::digest(&ring::digest::SHA256, body.as_bytes())
         .as_ref()
@@ -343,7 +345,7 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
             client::send(address, echo::post("/v1/chat/completions", &[], body)?).await
         }));
     }
-    // A request without a body waits too, and a request whose body is incomplete when the state
+    // A request without a body waits too. So does a request whose body is incomplete when the state
     // arrives.
     let bodiless = tokio::spawn(async move { client::get(address, "/v1/models").await });
     let mut slow = RawConnection::connect(address).await?;
@@ -395,8 +397,8 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
     Ok(())
 }
 
-/// A path whose body the picker does not read. The body may be a dialogue, in which the client
-/// waits for an answer before it sends more.
+/// Sends requests to a path whose bodies the picker does not read. The body may be a dialogue, in
+/// which the client waits for an answer before it sends more.
 #[tokio::test]
 async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon_comes()
 -> Result<()> {
@@ -492,7 +494,8 @@ async fn fail_open_goes_to_any_endpoint_that_envoy_knows() -> Result<()> {
         .await?;
     let mut by = BTreeSet::new();
     for i in 0..20 {
-        // A destination that the client sends is ignored in this mode too.
+        // The picker ignores a destination that the client sends, also when it lets requests pass
+        // without state.
         let forged = [
             ("x-gateway-destination-endpoint", "127.0.0.1:1"),
             ("x-switchpoint-open", "0"),

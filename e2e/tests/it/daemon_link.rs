@@ -1,6 +1,6 @@
 //! The connection to the daemon with the shipped configuration, for both transports (gRPC stream
-//! and HTTP calls): the proxy detects a stalled daemon, finds a restarted daemon at once, and with
-//! `mtls.yaml` proxy and daemon verify each other.
+//! and HTTP calls): the proxy detects a stalled daemon, finds a restarted daemon immediately, and
+//! with `mtls.yaml` proxy and daemon verify each other.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use testbed::envoy::EnvoyConfig;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
-/// The limit is far above every promised time, because a machine that compiles at the same time is
-/// slow.
+/// The maximum wait for a change. It is far above every promised time, because a machine that
+/// compiles at the same time is slow.
 const LIMIT: Duration = Duration::from_secs(30);
 
 async fn stat_until(
@@ -46,7 +46,7 @@ async fn hosts_are(stack: &Stack, count: i64) -> Result<()> {
     .map(drop)
 }
 
-/// A stack whose picker receives state by this transport.
+/// Describes a stack whose picker receives state by this transport.
 fn by(transport: &str) -> StackBuilder {
     Stack::builder()
         .servers(2)
@@ -58,8 +58,8 @@ async fn a_daemon_that_stands_still_is_noticed_by_its_silence_to_pings() -> Resu
     tokio::try_join!(stands_still("grpc"), stands_still("http")).map(drop)
 }
 
-/// Sends pings sooner than the shipped file, which would take 15 s. `shipped_config` checks its
-/// times.
+/// Makes Envoy send pings sooner than the shipped file, which would take 15 s. `shipped_config`
+/// checks the times of the shipped file.
 fn impatient(config: &mut Value) {
     let options = config["static_resources"]["clusters"][1]["typed_extension_protocol_options"]
         .as_object_mut()
@@ -83,8 +83,8 @@ async fn stands_still(transport: &str) -> Result<()> {
         0
     );
     // The kernel of a stopped daemon still acknowledges, and EDS is silent for hours if nothing
-    // changes, so only a ping detects it. (The picker ends its own stream earlier, but not the
-    // connection.)
+    // changes, so only a ping detects the stopped daemon. (The picker ends its own stream earlier,
+    // but not the connection.)
     stack.daemon()?.process().signal(Signal::STOP)?;
     stat_until(
         &stack,
@@ -121,9 +121,9 @@ async fn comes_back(transport: &str) -> Result<()> {
     let mut stack = by(transport).start().await?;
     hosts_are(&stack, 2).await?;
     stack.daemon()?.process().kill()?;
-    // Only failed attempts of EDS count. With at most 0.25 s between them, 20 take at most 5 s.
-    // With Envoy's defaults (doubling from 0.5 s to 30 s) they would take minutes, and the next
-    // attempt would come half a minute later.
+    // Only failed attempts of EDS count. With at most 0.25 s between them, 20 attempts take at most
+    // 5 s. With Envoy's defaults (doubling from 0.5 s to 30 s), 20 attempts would take minutes, and
+    // the next attempt would come half a minute later.
     stat_until(
         &stack,
         "cluster.inference-pool.update_failure",
@@ -143,7 +143,7 @@ async fn comes_back(transport: &str) -> Result<()> {
             .filter(|reply| reply.status == 200)
     };
     wait_for(LIMIT, "the daemon", listens).await?;
-    // Ten times the longest pause between attempts.
+    // The limit is ten times the longest pause between attempts.
     stat_until(
         &stack,
         "cluster.inference-pool.membership_total",
@@ -164,19 +164,20 @@ async fn comes_back(transport: &str) -> Result<()> {
 
 // === mTLS ===
 
-/// A folder `certs` as in the documentation: a CA, and certificates of the daemon and of a proxy
-/// signed by it.
+/// Creates a folder `certs` as in the documentation: a CA, and certificates of the daemon and of a
+/// proxy, signed by the CA.
 fn certificates(ours: &Authority) -> Result<TempDir> {
     ours.folder("switchpointd")
 }
 
-/// A stack whose daemon is started as `mtls.yaml` describes.
+/// Describes a stack whose daemon is started as `mtls.yaml` describes.
 fn guarded(certs: &Path, transport: &str) -> StackBuilder {
     let arguments = daemon_arguments(certs);
     by(transport).daemon_arguments(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// The edit of Envoy's configuration that `mtls.yaml` describes, with `certs/` in this folder.
+/// Returns the edit of Envoy's configuration that `mtls.yaml` describes, with `certs/` in this
+/// folder.
 fn with_fragment(certs: &Path) -> Result<impl Fn(&mut Value) + Send + 'static> {
     let mut fragment = EnvoyConfig::shipped("mtls.yaml")?.value().clone();
     replace_folder(&mut fragment, certs);

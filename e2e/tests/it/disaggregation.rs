@@ -22,7 +22,7 @@ struct DisaggregatedStack {
     folder: TempDir,
 }
 
-/// Plugins and profiles of a pool that splits requests. `DECIDERS` is replaced by the deciders.
+/// The plugins and profiles of a pool that splits requests. `DECIDERS` is replaced by the deciders.
 const BY_ROLE: &str = "apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
@@ -100,7 +100,7 @@ impl DisaggregatedStack {
             .map(|(_, server)| server)
     }
 
-    /// The inference requests that reached each server of a role, with their headers.
+    /// Returns the inference requests that reached each server of a role, with their headers.
     async fn requests(&self, role: ServerRole) -> Result<Vec<Vec<Value>>> {
         let mut requests = Vec::new();
         for server in self.of(role) {
@@ -118,7 +118,7 @@ impl DisaggregatedStack {
         Ok(self.requests(role).await?.iter().map(Vec::len).sum())
     }
 
-    /// Addresses of the servers of a role.
+    /// Returns the addresses of the servers of a role.
     fn addresses(&self, role: ServerRole) -> Vec<String> {
         self.of(role)
             .map(|server| server.addr().to_string())
@@ -145,7 +145,7 @@ fn write_endpoints(file: &Path, servers: &[(ServerRole, ModelServer)]) -> Result
     Ok(std::fs::rename(draft, file)?)
 }
 
-/// A prompt of about 640 tokens that shares no prefix with other requests.
+/// Returns a prompt of about 640 tokens that shares no prefix with other requests.
 fn long(number: usize) -> Value {
     echo::chat(&format!(
         "Request {number} begins in its own way. {}",
@@ -249,14 +249,14 @@ async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
     .await?;
     split.ask(long(0)).await?;
     assert_eq!(split.asked(ServerRole::Prefill).await?, 1);
-    // The prefill server fails: the decode server prefills itself.
+    // While the prefill server fails, the decode server also prefills.
     let fault = |mode| ServerFault {
         mode,
         ..serde_json::from_value(json!({"mode": "none"})).expect("a fault")
     };
     split.servers[0].1.fault(fault(FaultMode::Status)).await;
     split.ask(long(1)).await?;
-    // The prefill server leaves the pool: the picker no longer names it.
+    // The prefill server leaves the pool, so the picker no longer names it.
     let removed = split.servers.remove(0);
     write_endpoints(&split.folder.path().join("endpoints.yaml"), &split.servers)?;
     let unnamed = || async {

@@ -1,8 +1,8 @@
-//! From registration to a routed request: workers are registered by `switchpointd register`, the
-//! daemon discovers them, and Envoy sends each request to a worker whose metadata names the model.
-//! These tests use a directory and etcd; tests with Kubernetes have their own file. The daemon
-//! notices killed workers only after 15 to 30 s, so such tests are in `control-plane` and in `make
-//! e2e-long`.
+//! Tests the way from registration to a routed request: workers are registered by `switchpointd
+//! register`, the daemon discovers them, and Envoy sends each request to a worker whose metadata
+//! names the model. These tests use a directory and etcd; tests with Kubernetes are in another
+//! file. The daemon notices killed workers only after 15 to 30 s, so such tests are in
+//! `control-plane` and in `make e2e-long`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -24,9 +24,9 @@ use testbed::{Result, daemon, wait_for};
 
 use crate::cluster;
 
-/// Longer than the longest lease. After an outage of the API server, Kubernetes' own controllers
-/// wait for up to 30 s before they retry, and then the daemon for up to 10 s. This time is longer
-/// than both, also on a busy machine.
+/// The maximum wait for a change, which exceeds the longest lease. After an outage of the API
+/// server, Kubernetes' controllers wait for up to 30 s before they retry, and then the daemon waits
+/// for up to 10 s. The limit exceeds both times together, also on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// A registered worker whose health the test controls.
@@ -89,7 +89,7 @@ impl RegisteredWorker {
     }
 }
 
-/// A pools file with one pool, whose endpoints come from `source`.
+/// Writes a pools file with one pool, whose endpoints come from `source`.
 pub(crate) fn fed_by(folder: &Path, source: &Value) -> Result<String> {
     let file = folder.join("pools.json");
     let mut pool = json!({"name": "default"});
@@ -100,8 +100,8 @@ pub(crate) fn fed_by(folder: &Path, source: &Value) -> Result<String> {
     Ok(file.display().to_string())
 }
 
-/// Sends a request for a model; returns the status and, if it is 200, the served endpoint. Each
-/// prompt is different, so that no cached prefix affects the pick.
+/// Sends a request for a model. Returns the status and, if the status is 200, the served endpoint.
+/// Each prompt is different, so that no cached prefix affects the pick.
 pub(crate) async fn asked(stack: &Stack, model: &str) -> Result<(u16, String)> {
     static PROMPTS: AtomicUsize = AtomicUsize::new(0);
     let prompt = format!("{} is there?", PROMPTS.fetch_add(1, Ordering::Relaxed));
@@ -229,8 +229,8 @@ async fn shown(stack: &Stack, address: &str) -> Result<()> {
     Ok(())
 }
 
-/// Metadata names only the base model: adapters are loaded and unloaded without a change of
-/// metadata.
+/// Checks models when metadata names only the base model: adapters are loaded and unloaded without
+/// a change of metadata.
 #[tokio::test]
 async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -323,8 +323,8 @@ async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Res
     Ok(())
 }
 
-/// Without objects, an adapter is served where its engine lists it, whether a request uses it or
-/// not.
+/// Checks that an adapter is served where its engine lists it, whether a request uses the adapter
+/// or not. The pool has no objects.
 #[tokio::test]
 async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -388,7 +388,7 @@ async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() 
     Ok(())
 }
 
-/// The model of an upload is read, too.
+/// Checks that the picker also reads the model of an upload.
 #[tokio::test]
 async fn an_upload_goes_where_its_model_is_served() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -504,7 +504,7 @@ async fn from_registration_to_request_by_etcd() -> Result<()> {
         .map(drop)
 }
 
-/// `switchpointd instances` prints what `switchpointd register` registered.
+/// Checks that `switchpointd instances` prints what `switchpointd register` registered.
 #[tokio::test]
 async fn a_terminal_lists_what_a_sidecar_registered() -> Result<()> {
     let registry = tempfile::tempdir()?;
@@ -555,17 +555,17 @@ impl EtcdProcess {
     }
 }
 
-/// How the first leading daemon ends.
+/// The way in which the first leading daemon ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeaderEnd {
-    /// By SIGTERM: it gives the lease back.
+    /// SIGTERM ends the daemon, which gives the lease back.
     Stopped,
-    /// By SIGKILL: the lease has to lapse.
+    /// SIGKILL ends the daemon, so the lease has to expire.
     Killed,
 }
 
-/// Two daemons with one lease. The leading daemon ends under load and the other daemon takes over.
-/// Then the other daemon is stopped and the first daemon leads again.
+/// Runs two daemons with one lease. The leading daemon ends under load and the other daemon takes
+/// over. Then the other daemon is stopped and the first daemon leads again.
 pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let pools = fed_by(folder.path(), source)?;
@@ -613,7 +613,7 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) ->
     load.stop().await?.check_all_served()
 }
 
-/// Whether this daemon leads; `None` if it does not answer.
+/// Returns whether this daemon leads, or `None` if the daemon does not answer.
 async fn leads(daemon: &daemon::DaemonProcess) -> Option<bool> {
     daemon.admin("/debug/state").await.ok()?.json().ok()?["leads"].as_bool()
 }
@@ -680,7 +680,7 @@ fn demo() -> testbed::model_server::ModelServerOptions {
     }
 }
 
-/// Run by `make e2e-long`.
+/// `make e2e-long` runs these tests.
 mod slow {
     use super::*;
 

@@ -19,7 +19,7 @@ fn explained(servers: usize, workers: u32) -> testbed::stack::StackBuilder {
         .picker(serde_json::json!({"explain": true}))
 }
 
-/// The error of discovery that `/debug/state` reports.
+/// Returns the error of discovery that `/debug/state` reports.
 async fn discovery_error(stack: &Stack) -> Option<Value> {
     let state = stack
         .daemon
@@ -108,7 +108,8 @@ async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
     .await?;
     load.wait_for_more(100, LIMIT).await?;
     pool_is(&stack, &[0, 1, 2]).await?;
-    // Even after a restart: the daemon has its last state on disk.
+    // The last valid set stays in use even after a restart, because the daemon has its last state
+    // on disk.
     stack.daemon()?.process().kill()?;
     stack.daemon()?.start_again()?;
     let again = || async {

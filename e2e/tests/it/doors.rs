@@ -12,7 +12,7 @@ use testbed::{Error, Result};
 use crate::echo;
 
 /// Control paths, which engines obey from any client that reaches their port, and paths that look
-/// like served ones.
+/// like served paths.
 const CLOSED: [&str; 20] = [
     "/",
     "/metrics",
@@ -46,8 +46,8 @@ const SPELLINGS: [&str; 6] = [
     "/flush_cache/../v1/./chat/completions",
 ];
 
-/// The paths whose bodies the picker reads: the documentation lists their endings, and this
-/// function completes them.
+/// Returns the paths whose bodies the picker reads: the documentation lists the endings of these
+/// paths, and this function completes the paths.
 fn read_paths() -> Vec<String> {
     let table = exchange::api::reference();
     let ends = table
@@ -187,7 +187,7 @@ async fn reads_a_chat_however_its_path_is_spelled(front: PickerMode, stack: &Sta
     Ok(())
 }
 
-/// The reply to a chat request whose headers request an upgrade.
+/// Sends a chat request whose headers request an upgrade, and returns the reply.
 async fn upgrade(stack: &Stack, method: &str, path: &str) -> Result<ClientReply> {
     let body = echo::chat("unread").to_string();
     let mut raw = RawConnection::connect(stack.address()).await?;
@@ -221,7 +221,7 @@ async fn refuses_an_upgrade(front: PickerMode, stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// The same test with a gateway that allows upgrades on every route.
+/// Repeats the test of upgrades with a gateway that allows upgrades on every route.
 #[tokio::test]
 async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
     for front in PickerMode::ALL {
@@ -251,7 +251,7 @@ async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
     Ok(())
 }
 
-/// A chat by HTTP/1.0, as nginx sends it by default.
+/// Returns a chat request by HTTP/1.0, as nginx sends it by default.
 fn http_10(headers: &str, stream: bool) -> String {
     let body = json!({"model": "demo", "max_tokens": 4, "stream": stream, "messages": [{"role": "user", "content": "x"}]}).to_string();
     format!(
@@ -337,7 +337,8 @@ fn both_files_list_the_same_paths() -> Result<()> {
     Ok(())
 }
 
-/// A path that is routed and not read would be served by any instance, whatever its models.
+/// Checks that every routed POST is read, unless it is listed. Any instance could get a request to
+/// a path that is routed but not read, whatever models the instance serves.
 #[test]
 fn a_routed_post_is_read_unless_it_is_listed_here() -> Result<()> {
     let mut unread = BTreeSet::new();

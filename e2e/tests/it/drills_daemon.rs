@@ -85,7 +85,7 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
         stack.daemon()?.admin("/debug/state").await?.json()?["term"].as_u64() > before,
         "the term of a daemon without a snapshot comes from its clock"
     );
-    // Block hashes have a new key now: old placements are unknown, new ones are found.
+    // Block hashes have a new key now: old placements are unknown, new placements are found.
     let prompt = "A prompt to be found again. ".repeat(100);
     let home = ExplainedDecision::ask(stack.address(), &prompt)
         .await?
@@ -137,7 +137,7 @@ async fn a_daemon_of_another_version_in_its_place_is_not_obeyed() -> Result<()> 
             .envoy
             .picker_stat("switchpoint_state_streams_total")
             .await?;
-        // The proxy tries again and again.
+        // Waits until the proxy has tried twice more to open a stream.
         stack
             .envoy
             .picker_stat_until(
@@ -188,7 +188,7 @@ async fn a_daemon_of_another_version_in_its_place_is_not_obeyed() -> Result<()> 
     Ok(())
 }
 
-/// An endpoints file with these servers; each has the label `note`.
+/// Returns an endpoints file with these servers, each with the label `note`.
 fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
     let row = |index: &usize| {
         let address = stack.servers[*index].addr();
@@ -197,7 +197,7 @@ fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
     json!({"endpoints": indices.iter().map(row).collect::<Vec<Value>>()}).to_string()
 }
 
-/// The start time of the proxy's connection.
+/// Returns the start time of the proxy's connection.
 async fn connection(stack: &Stack) -> Option<String> {
     let state = stack
         .daemon
@@ -210,7 +210,7 @@ async fn connection(stack: &Stack) -> Option<String> {
     Some(state["proxies"][0]["since"].as_str()?.to_owned())
 }
 
-/// Run by `make e2e-long`.
+/// `make e2e-long` runs these tests.
 mod slow {
     use super::*;
 
@@ -224,8 +224,8 @@ mod slow {
         let first = connection(&stack).await.ok_or("a connection")?;
         let load = LoadGenerator::start(stack.address(), 4);
         load.wait_for_more(20, LIMIT).await?;
-        // The main thread's VM receives the message and stalls for four seconds, and Envoy's admin
-        // port with it. During that time a worker's VM leads.
+        // The main thread's VM receives the message and stalls for four seconds. Envoy's admin port
+        // stalls with this VM. Meanwhile a worker's VM leads.
         let stalling = labelled(&stack, &[0, 1, 2], drill::STALL);
         stack.daemon()?.settings().write_endpoints_file(&stalling)?;
         let another = || async {

@@ -25,7 +25,8 @@ plugins:
 - type: active-request-scorer
 ";
 
-/// Connections of each worker: `of` is "total" (accepted so far) or "active" (open now).
+/// Returns the connections of each worker: `of` is "total" (accepted so far) or "active" (open
+/// now).
 async fn connections(stack: &Stack, of: &str) -> Result<BTreeMap<String, i64>> {
     let stats = stack
         .envoy
@@ -107,7 +108,7 @@ async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()>
     no_ghosts(stack.address()).await
 }
 
-/// Run by `make e2e-long`.
+/// `make e2e-long` runs these tests.
 mod slow {
     use super::*;
 
@@ -171,8 +172,9 @@ mod slow {
             drill::is_of_a_trap,
         )
         .await?;
-        // Each client loses at most the request that it had at that worker at that moment, or while
-        // the VM recovered. Envoy's log also has the request that trapped, and the streams.
+        // Each client loses at most the request that it had at the trapped worker at that moment,
+        // or while the worker's VM recovered. Envoy's log also has the request that trapped, and
+        // the streams.
         assert!(outcome.failures.len() <= CLIENTS, "{:?}", outcome.failures);
         ledger_metrics::agree(
             &stack,

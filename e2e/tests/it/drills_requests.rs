@@ -17,7 +17,7 @@ use crate::streams::{self, slow};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Number of clients of each kind.
+/// The number of clients of each kind.
 const EACH: usize = 6;
 
 async fn upstream_active(stack: &Stack, count: usize) -> Result<()> {
@@ -40,7 +40,7 @@ fn post_head(length: usize) -> String {
     )
 }
 
-/// A client that disconnects after sending `bytes`.
+/// Connects a client that disconnects after it has sent `bytes`.
 async fn leaves_after(stack: &Stack, bytes: &str) -> Result<()> {
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(bytes).await?;
@@ -64,10 +64,11 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
         leaves_after(&stack, &head[..head.len() / 2]).await?;
         leaves_after(&stack, &head).await?;
         leaves_after(&stack, &(head.clone() + &body[..body.len() / 2])).await?;
-        leaves_after(&stack, &whole).await?; // at once after sending: before, during or after the pick
+        // The client leaves immediately after sending: before, during or after the pick.
+        leaves_after(&stack, &whole).await?;
     }
-    // These clients leave before the first token: the engines accept the request and send nothing
-    // for a long time.
+    // The clients of this stack leave before the first token: the engines accept the request and
+    // send nothing for a long time.
     let silent = Stack::builder()
         .servers_like(2, &slow(60_000))
         .envoy_in_turn()
@@ -153,7 +154,7 @@ async fn clients_that_leave_while_parked_leave_nothing_behind() -> Result<()> {
 }
 
 /// An engine that refuses also closes the connections of streams that it is answering, at most one
-/// of each client. No other request fails.
+/// stream of each client. No other request fails.
 #[tokio::test]
 async fn an_engine_that_fails_before_it_answers_fails_no_request() -> Result<()> {
     const CLIENTS: usize = 6;
@@ -337,7 +338,7 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
     Ok(())
 }
 
-/// Run by `make e2e-long`.
+/// `make e2e-long` runs these tests.
 mod slow {
     use super::*;
 
@@ -404,7 +405,7 @@ mod slow {
             "the prefix index still has prompts of the old generation: {believed:?}"
         );
         load.wait_for_more(60, LIMIT).await?;
-        // Responses that had started when the engine died broke; requests without a response were
+        // Replies that had started when the engine died broke. Requests without a reply were
         // retried.
         let outcome = ledger_metrics::close_but(
             "endpoint replaced at its address",

@@ -1,16 +1,16 @@
-//! Requests that the engine answers with an echo of what it received.
+//! Builds requests that the engine answers with an echo of what it received.
 
 use http::Request;
 use serde_json::{Value, json};
 use testbed::Result;
 use testbed::client::{self, Body, ClientReply};
 
-/// A chat request with one message.
+/// Returns a chat request with one message.
 pub(crate) fn chat(prompt: &str) -> Value {
     json!({"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": prompt}]})
 }
 
-/// `POST path` with these headers, to be echoed.
+/// Returns a request `POST path` with these headers, which the engine echoes.
 pub(crate) fn post(
     path: &str,
     headers: &[(&str, &str)],
@@ -19,7 +19,7 @@ pub(crate) fn post(
     request("POST", path, headers, client::full(body))
 }
 
-/// `GET path` with these headers, to be echoed.
+/// Returns a request `GET path` with these headers, which the engine echoes.
 pub(crate) fn get(path: &str, headers: &[(&str, &str)]) -> Result<Request<Body>> {
     request("GET", path, headers, client::empty())
 }
@@ -40,7 +40,7 @@ pub(crate) fn request(
     Ok(request.body(body)?)
 }
 
-/// Values of a header that the engine received.
+/// Returns the values of a header that the engine received.
 pub(crate) fn header<'a>(echo: &'a Value, name: &str) -> Vec<&'a str> {
     let pairs = echo["headers"].as_array().into_iter().flatten();
     pairs
@@ -49,7 +49,7 @@ pub(crate) fn header<'a>(echo: &'a Value, name: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// The ranked list that the engine received, from an echo.
+/// Returns the ranked list that the engine received, from an echo.
 pub(crate) fn ranked(reply: &ClientReply) -> Result<Vec<String>> {
     let echo = reply.json()?;
     let list = header(&echo, "x-gateway-destination-endpoint");

@@ -16,17 +16,18 @@ use tokio::net::TcpListener;
 
 use crate::discovered::asked;
 
-/// The longest wait for some scrapes on a busy machine.
+/// The maximum wait for a few scrapes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Picks in a row that prove a preference; by chance this happens once in a thousand.
+/// The number of consecutive picks that proves a preference. By chance, this happens once in a
+/// thousand runs.
 const IN_A_ROW: usize = 10;
 
 /// A kind of engine that the daemon recognises by the endpoint's label.
 #[derive(Clone, Copy)]
 struct EngineKind {
     label: &'static str,
-    /// Where the metrics page is: a separate port, if the engine has one, and a path.
+    /// The port of the metrics page, if the engine has a separate port for it.
     port: Option<u16>,
     path: &'static str,
     /// The metrics page, with `QUEUE` in place of the queue length.
@@ -63,7 +64,7 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"fraction\",model=\"tenso
 ",
 };
 
-/// A running engine of such a kind, with a queue length that the test sets.
+/// A running engine of one [`EngineKind`], with a queue length that the test sets.
 struct PageEngine {
     address: SocketAddr,
     queue: Arc<AtomicUsize>,
@@ -101,7 +102,7 @@ impl PageEngine {
                     "{\"object\":\"chat.completion\"}",
                 )
                     .into_response(),
-                // TensorRT-LLM serves JSON here, which is not Prometheus text.
+                // TensorRT-LLM serves JSON at this path, which is not Prometheus text.
                 "/metrics" => "[]".into_response(),
                 _ => StatusCode::NOT_FOUND.into_response(),
             }

@@ -4,12 +4,12 @@
 use testbed::Result;
 use testbed::engine_matrix::{EngineMatrix, MatrixResult};
 
-/// Run by `make e2e-long`.
+/// `make e2e-long` runs these tests.
 mod slow {
     use super::*;
 
-    /// All kinds of engines at the same time, each in pools of its own behind one Envoy with four
-    /// workers.
+    /// Runs all kinds of engines at the same time, each in separate pools behind one Envoy with
+    /// four workers.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn any_engine_is_loaded_evenly_and_keeps_its_prompts_by_four_workers() -> Result<()> {
         let matrix = EngineMatrix::start(4, 1).await?;

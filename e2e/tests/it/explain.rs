@@ -12,7 +12,7 @@ use tokio::process::Command;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A stack that records every decision.
+/// Starts a stack that records every decision.
 async fn recorded(servers: usize) -> Result<Stack> {
     Stack::builder()
         .servers(servers)
@@ -31,7 +31,7 @@ fn chat(stack: &Stack, prompt: &str, id: &str) -> Result<Request<client::Body>> 
         .body(client::full(body.to_string()))?)
 }
 
-/// Runs `switchpointd explain`; `Ok` is what it printed, `Err` its error text.
+/// Runs `switchpointd explain`. Returns the printed text as `Ok`, or the error text as `Err`.
 async fn explain(
     stack: &mut Stack,
     file: &Path,
@@ -68,7 +68,7 @@ fn written(stack: &Stack, name: &str, text: &str) -> Result<PathBuf> {
 async fn a_logged_decision_made_again_gives_the_same_list() -> Result<()> {
     let mut stack = recorded(4).await?;
     for number in 0..6 {
-        // Each prompt twice, so that some decisions use a cached prefix.
+        // The test sends each prompt twice, so that some decisions use a cached prefix.
         let prompt = format!("{} a story ", number / 2).repeat(200);
         let id = format!("explain-{number}");
         let reply = stack.send(chat(&stack, &prompt, &id)?).await?;

@@ -1,5 +1,5 @@
-//! Flow control on a real Envoy: requests wait in the proxy, the higher band goes first, and none
-//! is lost when the daemon is killed, a client leaves, or the pool changes.
+//! Flow control on a real Envoy: requests wait in the proxy, requests of the higher band are sent
+//! first, and none is lost when the daemon is killed, a client leaves, or the pool changes.
 
 mod eviction;
 mod gated_engine;
@@ -20,16 +20,16 @@ use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
 use tokio::task::JoinHandle;
 
-/// The longest wait for changes without a promised time.
+/// The maximum wait for a change without a promised time.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Requests of a batch wave.
+/// The number of requests in a wave of batch requests.
 const WAVE: usize = 10;
 
-/// The output tokens of a request, which take a second or two of the engine.
+/// The output tokens of a request, for which the engine needs one or two seconds.
 const TOKENS: u32 = 100;
 
-/// Sends a request. Returns the reply and its turn among all replies.
+/// Sends a request. Returns the reply and its position in the order of all replies.
 fn ask(
     stack: &Stack,
     objective: &'static str,
@@ -57,7 +57,7 @@ const LONG: u32 = 400;
 /// The output tokens of a request that runs for longer than [`MESSAGE_TIMEOUT`].
 const LONGEST: u32 = 1_200;
 
-/// `message_timeout` of the shipped file.
+/// The value of `message_timeout` in the shipped file.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 async fn until_running(stack: &Stack, wanted: u64) -> Result<()> {
@@ -97,7 +97,7 @@ async fn chat_passes_a_batch_wave_and_nothing_is_lost_without_the_daemon() -> Re
         .envoy
         .picker_stat_until("switchpoint_held_total", |count| count > held, LIMIT)
         .await?;
-    // A client that leaves, and a daemon that dies, while requests wait.
+    // A client leaves, and the daemon dies, while requests wait.
     wave.pop().into_iter().for_each(|request| request.abort());
     stack.daemon()?.process().kill()?;
     let (reply, turn) = chat.await??;
@@ -160,8 +160,8 @@ async fn chat_passes_a_batch_wave_through_the_ext_proc_server() -> Result<()> {
     until_queued(&stack, |held| held == 0).await
 }
 
-/// While it holds a request, the server asks for more than the 5 s that the shipped file gives it
-/// for an answer (`message_timeout`).
+/// Checks that the ext_proc server, while it holds a request, asks Envoy for more than the 5 s that
+/// the shipped file gives it for an answer (`message_timeout`).
 #[tokio::test]
 async fn the_ext_proc_server_may_hold_a_request_longer_than_its_usual_time() -> Result<()> {
     let folder = tempfile::tempdir()?;

@@ -23,8 +23,8 @@ use crate::{echo, limits};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A stack whose Envoy runs the configuration that `make` returns. At least `fragments` fragments
-/// of a manifest are in it, unchanged. The folder has the certificates.
+/// Describes a stack whose Envoy runs the configuration that `make` returns. The configuration must
+/// contain at least `fragments` unchanged fragments of a manifest. `folder` has the certificates.
 fn stack(
     fragments: usize,
     make: impl Fn(&LocalPorts) -> Result<AssembledConfig> + Send + 'static,
@@ -48,8 +48,8 @@ fn istio_gateway(file: &'static str, fragments: usize) -> Result<(StackBuilder, 
     stack(fragments, move |local| istio::gateway(file, local))
 }
 
-/// Checks that Envoy accepted every delivered resource. If not, its log, which a failed test
-/// prints, has the reason.
+/// Checks that Envoy accepted every delivered resource. If Envoy refused a resource, its log has
+/// the reason. A failed test prints this log.
 async fn takes_all_that_is_delivered(stack: &Stack) -> Result<()> {
     let refused = stack.envoy.stats("\\.update_rejected$").await?;
     let refused: Vec<_> = refused
@@ -60,7 +60,7 @@ async fn takes_all_that_is_delivered(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// Checks that every gateway must pass.
+/// Runs the checks that every gateway must pass.
 async fn serves(stack: &Stack) -> Result<()> {
     takes_all_that_is_delivered(stack).await?;
     let chat = echo::chat("hello").to_string();
@@ -180,8 +180,8 @@ async fn serves_listed_paths_only(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a compressed request reaches the engine decompressed, also one with a high
-/// ratio.
+/// Checks that a compressed request reaches the engine decompressed, also a request with a high
+/// compression ratio.
 async fn inflates(stack: &Stack) -> Result<()> {
     let text = echo::chat(&"words ".repeat(333_333)).to_string();
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
@@ -211,7 +211,7 @@ async fn inflates(stack: &Stack) -> Result<()> {
 }
 
 /// Checks that a dead engine costs no request: the next endpoint of the list answers. Only one
-/// engine is dead, because Envoy retries only once a request to engines that have answered before.
+/// engine is dead, because Envoy retries a request only once if the engines have answered before.
 /// So a request that crashes engines cannot crash all of them.
 async fn fails_over(stack: &Stack) -> Result<()> {
     stack.servers[0]
@@ -230,7 +230,7 @@ async fn fails_over(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a bomb does not fill the memory of a gateway that has just started.
+/// Checks that a compressed bomb does not fill the memory of a gateway that has just started.
 async fn survives_bombs(stack: &mut Stack) -> Result<()> {
     let bomb = limits::gzip(limits::GIB)?;
     let before = limits::memory_kib(stack, "VmRSS")?;
@@ -390,9 +390,9 @@ fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
     };
     let whole = patches("istio/envoyfilter.yaml")?;
     let rest = patches("istio/wasmplugin.yaml")?;
-    // The parts that both files have. The EnvoyFilter has the module, its filter and a decompressor
-    // before the router; the other file has a decompressor before the WasmPlugin and two filters
-    // after it.
+    // Keeps the parts that both files have. The EnvoyFilter has the module, its filter and a
+    // decompressor before the router; the other file has a decompressor before the WasmPlugin and
+    // two filters after it.
     let same = |patches: Vec<Value>| -> Vec<Value> {
         let others = patches.into_iter().filter(|patch| {
             !["switchpoint", "hold", "picked_headers"]
@@ -430,7 +430,7 @@ fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
     Ok(())
 }
 
-/// An Envoy route's match in the terms of a VirtualService.
+/// Returns an Envoy route's match in the terms of a VirtualService.
 fn uris(matched: &Value) -> Vec<Value> {
     let uri = |how: &str, path: &Value| json!({"uri": {how: path}});
     match (

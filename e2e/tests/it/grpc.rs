@@ -19,7 +19,7 @@ use testbed::envoy::EnvoyConfig;
 use testbed::stack::Stack;
 use tokio::net::TcpListener;
 
-/// Path, version and body of each request received.
+/// The path, version and body of each request received.
 type ReceivedRequests = Arc<Mutex<Vec<(String, Version, Bytes)>>>;
 
 /// A gRPC server that accepts only HTTP/2 and answers each request with the message `message`.
@@ -85,7 +85,7 @@ async fn answer(
     Ok(reply)
 }
 
-/// A gRPC frame.
+/// Returns a gRPC frame.
 fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len())
         .expect("a short message")
@@ -93,14 +93,14 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&[0][..], &length, message].concat()
 }
 
-/// A protobuf field of bytes, with its length as a varint of two bytes.
+/// Returns a protobuf field of bytes, with its length as a varint of two bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let length = u16::try_from(bytes.len()).expect("a short field");
     let varint = [(length & 0x7f) as u8 | 0x80, (length >> 7) as u8];
     [&[number << 3 | 2][..], &varint, bytes].concat()
 }
 
-/// A chat request of Vertex AI's gRPC API.
+/// Returns a chat request of Vertex AI's gRPC API.
 fn vertex_chat(json: &str) -> Vec<u8> {
     let http_body = [field(1, b"application/json"), field(2, json.as_bytes())].concat();
     framed(
@@ -112,7 +112,7 @@ fn vertex_chat(json: &str) -> Vec<u8> {
     )
 }
 
-/// The edit of Envoy's configuration that `h2c.yaml` describes.
+/// Makes the edit of Envoy's configuration that `h2c.yaml` describes.
 fn by_h2c(config: &mut Value) {
     let fragment = EnvoyConfig::shipped("h2c.yaml")
         .expect("a shipped file")
@@ -137,7 +137,7 @@ fn with_parser(folder: &Path, parser: &str) -> Result<String> {
     Ok(file.display().to_string())
 }
 
-/// Sends one message to `path` with this parser; returns the reply and the requests that the server
+/// Sends one message to `path` with this parser. Returns the reply and the requests that the server
 /// received.
 async fn sent(
     parser: &str,

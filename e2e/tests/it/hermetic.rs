@@ -19,7 +19,7 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Longer than the interval at which proxies report, about a second.
+/// The wait for reports. It is longer than the interval at which proxies report, about one second.
 const REPORTS: Duration = Duration::from_secs(3);
 
 /// The configuration of the reference picker's tests.
@@ -41,7 +41,7 @@ spec:
   rules: [{matches: [{model: {value: model-to-be-rewritten}}], targets: [{modelRewrite: model-after-rewrite}]}]
 ";
 
-/// How often each request is sent, so that a case cannot pass by chance.
+/// The number of times that each request is sent, so that a case cannot pass by chance.
 const TIMES: usize = 3;
 
 #[derive(Debug, Deserialize)]
@@ -178,7 +178,7 @@ impl HermeticStack {
                 .into(),
             max_lora: 2,
             speed: 0.0,
-            // Cuts names and events in the middle.
+            // Short writes cut names and events in the middle.
             bytes_per_write: 23,
             ..ModelServerOptions::default()
         };
@@ -282,7 +282,7 @@ impl HermeticStack {
         self.stack.send(request).await
     }
 
-    /// Output tokens of all models, from the daemon's metrics.
+    /// Returns the output tokens of all models, from the daemon's metrics.
     async fn output_tokens(&self) -> Result<u64> {
         let page = self
             .stack
@@ -306,7 +306,7 @@ impl HermeticStack {
         Ok(sum)
     }
 
-    /// Output tokens of all models, after the reports of earlier cases have arrived.
+    /// Returns the output tokens of all models, after the reports of earlier cases have arrived.
     async fn settled_output_tokens(&self) -> Result<u64> {
         let mut before = self.output_tokens().await?;
         loop {
@@ -379,14 +379,14 @@ impl HermeticStack {
     }
 }
 
-/// A score in thousandths, so that floats from different computations compare equal.
+/// Returns a score in thousandths, so that floats from different computations compare equal.
 fn permille(share: f64) -> i64 {
     #[expect(clippy::cast_possible_truncation, reason = "a share")]
     let permille = (share * 1000.0).round() as i64;
     permille
 }
 
-/// Loads that no case uses, so that the loads of the next case are seen as a change.
+/// Returns loads that no case uses, so that the proxy sees the loads of the next case as a change.
 fn between() -> Vec<EndpointLoadRow> {
     vec![
         EndpointLoadRow::Plain(0.0, 0.55),

@@ -13,23 +13,24 @@ use testbed::{Result, wait_for};
 
 use crate::echo;
 
-/// The longest wait for starts, and for changes without a promised time.
+/// The maximum wait for a start, and for a change without a promised time.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The product promises one second on an idle machine; a test machine may compile at the same time.
+/// The maximum time until a configuration is in force. The product promises one second on an idle
+/// machine, but a test machine may compile at the same time.
 const IN_FORCE_LIMIT: Duration = Duration::from_secs(10);
 
 const WORKERS: usize = 4;
 
-/// A configuration that allows one endpoint only, so that each pick shows which configuration made
-/// it.
+/// Returns a configuration that allows one endpoint only, so that each pick shows which
+/// configuration made it.
 fn only(server: usize) -> String {
     format!(
         "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: label-selector-filter\n  parameters: {{matchLabels: {{server: '{server}'}}}}\n- type: random-picker\n"
     )
 }
 
-/// How operators and kubelets write files.
+/// The ways in which operators and kubelets replace a file.
 #[derive(Clone, Copy, Debug)]
 enum WriteMethod {
     Rename,
@@ -83,7 +84,7 @@ impl ConfigMapMount {
     }
 }
 
-/// Endpoints with different labels.
+/// Returns an endpoints file that gives each endpoint a different label.
 fn endpoints(stack: &Stack) -> String {
     let row = |(i, server): (usize, &testbed::model_server::ModelServer)| {
         let address = server.addr();
@@ -124,8 +125,8 @@ async fn start(config: &Path) -> Result<Stack> {
     Ok(stack)
 }
 
-/// The servers that answer some requests. Each request uses its own connection, so that sooner or
-/// later every worker gets one.
+/// Sends some requests, and returns the servers that answer. Each request uses a separate
+/// connection, so that sooner or later every worker gets a request.
 async fn picks(stack: &Stack) -> Result<Vec<usize>> {
     let mut picks = Vec::new();
     for _ in 0..2 * WORKERS {
@@ -182,7 +183,7 @@ async fn picks_follow_the_file_and_no_request_is_lost() -> Result<()> {
         ][round % 3];
         mounted.write(way, &only(round % 2))?;
         until_all_go_to(&stack, round % 2).await?;
-        // Once applied it stays: no worker goes back to an earlier configuration.
+        // A configuration that was applied stays: no worker returns to an earlier configuration.
         assert!(
             picks(&stack).await?.iter().all(|pick| *pick == round % 2),
             "round {round}, {way:?}"

@@ -28,7 +28,7 @@ fn shipped(file: &str) -> Vec<Value> {
     cluster::objects(&path)
 }
 
-/// The object of a kind in the shipped file.
+/// Returns the object of a kind in the shipped file.
 fn shipped_object(kind: &str) -> Result<Value> {
     Ok(shipped("inference-pool.yaml")
         .into_iter()
@@ -36,8 +36,8 @@ fn shipped_object(kind: &str) -> Result<Value> {
         .ok_or("no such object")?)
 }
 
-/// The pools of the shipped ConfigMap. The only pool is renamed to `name`, which the shipped Envoy
-/// files use.
+/// Writes the pools of the shipped ConfigMap to a file. The only pool is renamed to `name`, which
+/// the shipped Envoy files use.
 fn shipped_pools(folder: &Path, name: &str) -> Result<String> {
     let map = shipped_object("ConfigMap")?;
     let mut pools: Value =
@@ -243,8 +243,8 @@ async fn an_inference_pool_serves_through_envoy_as_its_objects_say() -> Result<(
     Ok(())
 }
 
-/// Adds what a gateway writes for one more pool: a route whose ext_proc stream has this authority.
-/// The authority is the cluster's name if `authority` is `None`.
+/// Adds what a gateway writes for one more pool, namely a route whose ext_proc stream has this
+/// authority. The authority is the cluster's name if `authority` is `None`.
 fn asks(config: &mut Value, pool: &str, cluster_name: &str, authority: Option<&str>) {
     let resources = &mut config["static_resources"];
     let clusters = resources["clusters"].as_array_mut().expect("clusters");
@@ -284,7 +284,7 @@ fn asks(config: &mut Value, pool: &str, cluster_name: &str, authority: Option<&s
     routes.insert(0, route);
 }
 
-/// The options that the shipped EnvoyFilter adds to Istio's cluster of that name.
+/// Returns the options that the shipped EnvoyFilter adds to Istio's cluster of that name.
 fn patched_by_istio(cluster_name: &str) -> Value {
     let filter = shipped("inference-pool-istio.yaml")
         .into_iter()
@@ -298,7 +298,7 @@ fn patched_by_istio(cluster_name: &str) -> Value {
     serde_json::from_str(&options.replace(":9002", &format!(":{port}"))).expect("options")
 }
 
-/// The server to which a route's picker sends a request, or the refusal.
+/// Returns the server to which a route's picker sends a request, or the refusal.
 async fn to(stack: &Stack, pool: &str) -> Result<String> {
     let request = echo::post(
         "/v1/chat/completions",
@@ -313,20 +313,20 @@ async fn to(stack: &Stack, pool: &str) -> Result<String> {
     })
 }
 
-/// A pool, and how a gateway addresses its picker.
+/// A pool, and how a gateway addresses the pool's picker.
 struct GatewayPool {
     pool: &'static str,
-    /// The `app` label of its pods.
+    /// The `app` label of the pool's pods.
     app: &'static str,
     service: &'static str,
     port: u16,
     cluster: &'static str,
-    /// Without an authority, Envoy sends the name of the cluster.
+    /// The authority of the ext_proc stream. If it is `None`, Envoy sends the name of the cluster.
     authority: Option<&'static str>,
 }
 
 const ASKED: [GatewayPool; 4] = [
-    // Like Envoy AI Gateway and kgateway: one Service, with one port for each pool.
+    // Envoy AI Gateway and kgateway use one Service, with one port for each pool.
     GatewayPool {
         pool: "llama",
         app: "llama",
@@ -343,7 +343,7 @@ const ASKED: [GatewayPool; 4] = [
         cluster: "endpointpicker_qwen_inference_ext_proc",
         authority: Some("switchpointd.inference.svc:9012"),
     },
-    // Written by hand: the full name of a separate Service.
+    // An operator who writes the route by hand uses the full name of a separate Service.
     GatewayPool {
         pool: "mixtral",
         app: "mixtral",
@@ -352,7 +352,7 @@ const ASKED: [GatewayPool; 4] = [
         cluster: "mixtral-picker",
         authority: Some("mixtral-picker.inference.svc.cluster.local:9002"),
     },
-    // Like Istio; `inference-pool-istio.yaml` patches the cluster.
+    // Istio addresses the picker so, and `inference-pool-istio.yaml` patches the cluster.
     GatewayPool {
         pool: "gemma",
         app: "llama",
@@ -444,7 +444,7 @@ async fn pools_behind_one_port_are_distinguished_by_the_service_that_a_gateway_c
     pickers_are_shown(&mut stack).await
 }
 
-/// `/debug/instances` shows the Service that each pool names.
+/// Checks that `/debug/instances` shows the Service that each pool names.
 async fn pickers_are_shown(stack: &mut Stack) -> Result<()> {
     let sources = stack.daemon()?.admin("/debug/instances").await?.json()?["sources"].clone();
     let pickers: Vec<&str> = sources

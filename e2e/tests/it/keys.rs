@@ -1,5 +1,5 @@
 //! The set of shared-data keys is bounded: the proxy never frees a key, so the VMs must reuse their
-//! keys whatever happens. A test-only build counts the keys in a gauge.
+//! keys in all cases. A test-only build counts the keys in a gauge.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,18 @@ use crate::echo;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The maximum number of keys. Each of two workers has keys for the rings of placements and
-/// observations, and some others. The VM of the main thread has keys too.
+/// observations, and some other keys. The VM of the main thread has keys too.
 const KEYS_MAX: i64 = 2 * 200 + 50;
 
-/// How often the endpoints change, each time with a new generation. If each generation added a key,
-/// both workers would add one.
+/// The number of times that the endpoints change, each time with a new generation. If each
+/// generation added a key, both workers would add one key each time.
 const ROUNDS: usize = 8;
 
 async fn keys(stack: &Stack) -> Result<i64> {
     stack.envoy.picker_stat("switchpoint_drill_keys").await
 }
 
-/// Sends `prompts` new prompts of about `bytes` bytes each, over all workers.
+/// Sends `prompts` new prompts of about `bytes` bytes each, spread over all workers.
 async fn ask(stack: &Stack, salt: &str, prompts: usize, bytes: usize) -> Result<()> {
     let prompt = |number: usize| {
         echo::chat(&format!(
@@ -69,7 +69,7 @@ async fn keys_of_shared_data_are_a_fixed_set() -> Result<()> {
         };
     }
     assert!((100..KEYS_MAX).contains(&full), "{full} keys");
-    // Other endpoints, other generations, other prompts and other clients.
+    // Each round uses other endpoints, other generations, other prompts and other clients.
     for round in 0..ROUNDS {
         stack.set_pool(&[round % 4, (round + 1) % 4, (round + 2) % 4])?;
         stack.servers[round % 4].restart(None).await;
@@ -78,7 +78,7 @@ async fn keys_of_shared_data_are_a_fixed_set() -> Result<()> {
         tokio::time::sleep(Duration::from_millis(300)).await;
         ask(&stack, &format!("again {round}"), 30, 100 << round).await?;
     }
-    // A ring may have had one unused segment.
+    // A ring may have had one unused segment, so a few keys may be added.
     let after = keys(&stack).await?;
     assert!(after < full + ROUNDS as i64, "{full} keys became {after}");
     Ok(())

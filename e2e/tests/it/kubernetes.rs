@@ -27,13 +27,13 @@ use testbed::{Result, client, wait_for};
 use crate::cluster::{self, TestCluster};
 use crate::discovered::{LIMIT, LeaderEnd, RegisteredWorker, asked, fail_over, fed_by, until};
 
-/// Set in the process that runs in its own network.
+/// The environment variable that is set in the process that runs in a separate network.
 const INSIDE: &str = "SWITCHPOINT_OWN_NETWORK";
 
 const NAMESPACE: &str = "flow";
 
 /// Runs the named test again in a network that has the addresses of three pods. Returns `None` in
-/// that network, and `Ok` if the machine does not allow it or lacks the tools.
+/// that network, and `Ok` if the machine forbids new networks or lacks the tools.
 pub(crate) fn outside(name: &str) -> Option<Result<()>> {
     if std::env::var_os(INSIDE).is_some() {
         return None;
@@ -82,7 +82,8 @@ pub(crate) fn outside(name: &str) -> Option<Result<()>> {
     Some(run())
 }
 
-/// A cluster of the test's own with a namespace; its kubeconfig is where our programs look for it.
+/// A cluster that only this test uses, with a namespace. The kubeconfig of the cluster is where our
+/// programs look for a kubeconfig.
 pub(crate) struct KubernetesPlace {
     cluster: TestCluster,
     pub(crate) client: Client,
@@ -142,7 +143,8 @@ impl KubernetesPlace {
 
     async fn service(&self, component: &str) -> Result<()> {
         let selector = json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component});
-        // Pods serve their metadata at this port; requests go to the port that the metadata names.
+        // Pods serve their metadata at this port; requests are sent to the port that the metadata
+        // names.
         let spec = json!({"selector": selector, "ports": [{"name": "http", "port": 8080, "targetPort": 8080}]});
         self.create(
             &self.api::<Service>(),
@@ -160,7 +162,8 @@ impl KubernetesPlace {
         Ok(())
     }
 
-    /// A pod with its sidecar at its own address, and a kubelet that calls its readiness probe.
+    /// Creates a pod with its sidecar at a separate address, and starts a kubelet that calls the
+    /// pod's readiness probe.
     async fn pod(&self, at: u8, component: &str, metadata: &Value) -> Result<RegisteredWorker> {
         let name = format!("{component}-{at}");
         let ip = format!("10.99.0.{at}");
@@ -179,7 +182,7 @@ impl KubernetesPlace {
     }
 }
 
-/// The part of a kubelet that the tests need.
+/// Plays the part of a kubelet that the tests need.
 async fn kubelet(pods: Api<Pod>, name: String, ip: String) {
     let mut before = None;
     loop {
@@ -256,7 +259,7 @@ impl KubernetesPlace {
     }
 }
 
-/// With the real controllers, which `make e2e-long` builds; it runs these tests.
+/// Tests with the real controllers. `make e2e-long` builds the controllers and runs these tests.
 mod slow {
     use super::*;
 
@@ -307,7 +310,8 @@ mod slow {
             "requests go to the port that the metadata names"
         );
 
-        // Not ready: the pod is removed and gets no request. Then the worker is ready again.
+        // The worker is not ready: its pod is removed and gets no request. Then the worker is ready
+        // again.
         first
             .healthy
             .store(false, std::sync::atomic::Ordering::Relaxed);
@@ -362,7 +366,7 @@ mod slow {
             200,
             "the daemon stays ready"
         );
-        // A restart of the daemon without the API server: it starts from its snapshot on disk.
+        // The daemon restarts without the API server, and starts from its snapshot on disk.
         stack.daemon()?.process().kill()?;
         stack.daemon()?.start_again()?;
         let again = || async {
@@ -431,8 +435,8 @@ mod slow {
             "{lease:?}"
         );
 
-        // A rewrite, created as a custom resource. The pods also serve `tuned`, but their metadata
-        // does not name it.
+        // A rewrite is created as a custom resource. The pods also serve `tuned`, but their
+        // metadata does not name this model.
         let folder = tempfile::tempdir()?;
         let pools = fed_by(folder.path(), &source())?;
         let stack = Stack::builder()

@@ -22,18 +22,18 @@ use crate::played::{PlayedDaemon, message, pool_update};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Observations of an endpoint after which a drift must be known.
+/// The number of observations of an endpoint after which a drift must be known.
 const DRIFT_OBSERVATIONS: u64 = 200;
 
-/// Number of newest outcomes in the daemon's calibration scores.
+/// The number of newest outcomes in the daemon's calibration scores.
 const RECENT: u64 = 100;
 
 /// The mean error of predictions that a busy machine alone may cause. While a slowdown by three is
 /// not learned, the error is 0.67.
 const BUSY_ERROR: f64 = 0.3;
 
-/// A simulated engine: faster than a real one, so that a test takes seconds, and slow enough that
-/// its times exceed the machine's own delays.
+/// Returns the options of a simulated engine. It is faster than a real engine, so that a test takes
+/// seconds, and slow enough that its times exceed the machine's own delays.
 fn engine(slowdown: f64) -> ModelServerOptions {
     ModelServerOptions {
         models: vec!["demo".to_owned()],
@@ -43,7 +43,8 @@ fn engine(slowdown: f64) -> ModelServerOptions {
     }
 }
 
-/// Two servers, the second 1.5 times slower. Random picks send them the same traffic.
+/// Describes a stack with two servers, the second 1.5 times slower. Random picks send the same
+/// traffic to both servers.
 fn builder(config: &NamedTempFile, arguments: &[&str]) -> Result<StackBuilder> {
     std::fs::write(
         config.path(),
@@ -61,7 +62,7 @@ fn builder(config: &NamedTempFile, arguments: &[&str]) -> Result<StackBuilder> {
         .daemon_arguments(&arguments))
 }
 
-/// Streams of all lengths, until this is dropped.
+/// Traffic of streams of all lengths. The traffic ends when this value is dropped.
 struct BackgroundTraffic {
     over: Arc<AtomicBool>,
 }
@@ -92,7 +93,7 @@ impl Drop for BackgroundTraffic {
     }
 }
 
-/// A unique prompt of 100 to about 3,000 tokens.
+/// Returns a chat request with a unique prompt of 100 to about 3,000 tokens.
 fn body(n: u64, tokens: u32) -> Value {
     let words = 30 + usize::try_from(n * 7_919 % 900).unwrap_or(0);
     let text = format!("{n:06} wonders. ").repeat(words);
@@ -102,7 +103,7 @@ fn body(n: u64, tokens: u32) -> Value {
     })
 }
 
-/// The daemon's report on the learner of its only pool.
+/// Returns the daemon's report on the learner of its only pool.
 async fn page(stack: &Stack) -> Result<Value> {
     let daemon = stack.daemon.as_ref().ok_or("a daemon")?;
     Ok(daemon.admin("/debug/model").await?.json()?["pools"][0].clone())
@@ -131,7 +132,7 @@ fn outcomes(page: &Value, endpoint: &str) -> u64 {
     )
 }
 
-/// Waits for this many more outcomes at an endpoint; returns the daemon's report then.
+/// Waits for this many more outcomes at an endpoint. Returns the daemon's report after the wait.
 async fn more(stack: &Stack, endpoint: &str, outcomes_more: u64) -> Result<Value> {
     let before = outcomes(&page(stack).await?, endpoint);
     page_that(
@@ -160,7 +161,7 @@ async fn a_cold_pool_abstains_visibly_and_live_traffic_makes_proxies_predict() -
             .all(|endpoint| outcomes(page, endpoint) >= 60)
     })
     .await?;
-    // The 1.5 times slower server is learned without a label.
+    // The daemon learns without a label that one server is 1.5 times slower.
     let speed =
         |page: &Value, endpoint: &str| number(page, &format!("/step/speeds/{endpoint}/decode"));
     let slower =
@@ -191,7 +192,7 @@ async fn a_cold_pool_abstains_visibly_and_live_traffic_makes_proxies_predict() -
             .await?
             > 1
     );
-    // The Prometheus metrics report the same.
+    // The Prometheus metrics report the same speed.
     let metrics = stack
         .daemon
         .as_ref()
@@ -314,13 +315,14 @@ async fn clients_that_leave_are_censored_and_the_ext_proc_front_learns_too() -> 
         count(page, "/observations/learned") >= 50 && count(page, "/observations/censored") > 0
     })
     .await?;
-    // A stalled proxy may see all tokens of a reply at once. A time per token of zero is refused.
+    // A stalled proxy may see all tokens of a reply at the same time. The daemon refuses a time per
+    // token of zero.
     assert!(count(&page, "/observations/refused") < 5, "{page:#}");
     Ok(())
 }
 
-/// Sends observations that no filter would send to the daemon's state listener; returns after the
-/// daemon has read them.
+/// Sends observations that no filter would send to the daemon's state listener. Returns after the
+/// daemon has read the observations.
 async fn report(stack: &Stack, observations: Vec<state::Observations>) -> Result<()> {
     let address = stack
         .daemon
@@ -414,8 +416,8 @@ async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_tak
         .picker_stat_until("switchpoint_state_learned_total", |now| now == 1, LIMIT)
         .await?;
     // A proxy that has a latency model sends observations with the predictions of their requests.
-    // The statistic is of the process, and the worker that serves may install the model a little
-    // later.
+    // The statistic covers the whole process, and the worker that serves may install the model a
+    // little later.
     for n in 0..10 {
         let reply = stack.post("/v1/chat/completions", &body(n, 6)).await?;
         assert_eq!(reply.status, 200);
@@ -442,7 +444,7 @@ async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_tak
     Ok(())
 }
 
-/// Run by `make e2e-long`.
+/// `make e2e-long` runs these tests.
 mod slow {
     use super::*;
 
@@ -538,7 +540,7 @@ mod slow {
         let traffic = BackgroundTraffic::start(&stack, 6);
         more(&stack, "server-0", RECENT).await?;
         drop(traffic);
-        tokio::time::sleep(Duration::from_secs(2)).await; // running requests end
+        tokio::time::sleep(Duration::from_secs(2)).await; // Running requests end during this pause.
         let before = page(&stack).await?;
 
         let row = |word: u32| -> Vec<u8> {
@@ -569,8 +571,8 @@ mod slow {
         ];
         report(&stack, messages).await?;
 
-        // Six rows of each of the first two messages, and one incomplete row. The last message
-        // exceeds the size limit and is refused on receipt.
+        // The daemon refuses six rows of each of the first two messages, and one incomplete row.
+        // The last message exceeds the size limit, so the daemon refuses it on receipt.
         let after = page_that(&stack, "refusals", |page| {
             count(page, "/observations/refused") >= 13
         })

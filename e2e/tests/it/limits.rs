@@ -19,7 +19,8 @@ use tokio::time::timeout;
 use crate::echo;
 use crate::engine::RawEngine;
 
-/// Far above every promised time, because a machine that compiles at the same time is slow.
+/// The maximum wait for a change. It is far above every promised time, because a machine that
+/// compiles at the same time is slow.
 const LIMIT: Duration = Duration::from_secs(30);
 
 // === HTTP/2 windows ===
@@ -31,7 +32,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const SETTINGS: u8 = 4;
 const WINDOW_UPDATE: u8 = 8;
 
-/// Type, stream and payload of the next frame.
+/// Reads the next frame. Returns its type, stream and payload.
 async fn frame(raw: &mut RawConnection) -> Result<(u8, u32, Vec<u8>)> {
     let head = raw.read_exactly(9).await?;
     let bytes = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
@@ -75,11 +76,12 @@ async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Res
     Ok(())
 }
 
-/// Size of the reply that an engine sends to a client that does not read, in MiB.
+/// The size of the reply that an engine sends to a client that does not read, in MiB.
 const OFFERED_MIB: usize = 1_024;
 
-/// Envoy may read at most this much of a reply whose client does not read: its own buffers (64 KiB
-/// downstream, 1 MiB upstream) and the socket buffers (up to 4 MiB in Linux on each side).
+/// The maximum number of bytes that Envoy may read from the engine while the client does not read:
+/// Envoy's buffers (64 KiB downstream, 1 MiB upstream) and the socket buffers (up to 4 MiB in Linux
+/// on each side).
 const HELD_BYTES_MAX: i64 = 16 << 20;
 
 const RECEIVED: &str = "cluster.inference-pool.upstream_cx_rx_bytes_total";
@@ -107,7 +109,8 @@ async fn offering() -> Result<(RawEngine, Stack)> {
     Ok((engine, stack))
 }
 
-/// Waits until Envoy stops reading from the engine, and returns the number of bytes it has read.
+/// Waits until Envoy stops reading from the engine, and returns the number of bytes that Envoy has
+/// read.
 async fn held(stack: &Stack) -> Result<i64> {
     let paused = || async {
         stack
@@ -153,7 +156,8 @@ async fn an_http2_client_that_opens_no_window_holds_back_the_engine() -> Result<
     let (_engine, stack) = offering().await?;
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(PREFACE).await?;
-    // HEADERS frame of stream 1, the whole request: GET http /v1/models, authority "x", by HPACK's static table.
+    // The whole request is one HEADERS frame of stream 1: GET http /v1/models, authority "x", by
+    // HPACK's static table.
     raw.write(b"\0\0\x11\x01\x05\0\0\0\x01\x82\x86\x04\x0a/v1/models\x41\x01x")
         .await?;
     let first = held(&stack).await?;
@@ -185,8 +189,8 @@ async fn an_http2_client_that_opens_no_window_holds_back_the_engine() -> Result<
 
 // === Overload ===
 
-/// An edit of the overload manager: sets `key` to `value` in the monitor whose name ends with
-/// `name`.
+/// Returns an edit of the overload manager, which sets `key` to `value` in the monitor whose name
+/// ends with `name`.
 fn monitor(
     name: &'static str,
     key: &'static str,
@@ -236,7 +240,7 @@ async fn unfinished(stack: &Stack, bytes: usize) -> Result<RawConnection> {
     Ok(raw)
 }
 
-/// A prompt of `bytes` bytes that never ends.
+/// Returns a request with a prompt of `bytes` bytes that never ends.
 fn endless(bytes: usize) -> Result<http::Request<client::Body>> {
     let piece = Ok(Frame::data(Bytes::from(vec![b' '; bytes])));
     let pieces = stream::iter([piece]).chain(stream::pending());
@@ -281,7 +285,8 @@ async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
         stack.post("/v1/chat/completions", &question).await?.status,
         200
     );
-    // Bodies that together fill the limit cannot all be held: the last may be refused already.
+    // Envoy cannot hold all bodies if they together fill the limit, so it may refuse the last body
+    // already.
     let mut uploads = Vec::new();
     for _ in 0..HEAP_BYTES_MAX as usize / BODY_BYTES {
         uploads.push(unfinished(&stack, BODY_BYTES).await);
@@ -337,7 +342,7 @@ async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
     Ok(())
 }
 
-/// Begins a prompt of `bytes` bytes from this address, in `encoding`, and sends `sent` of it.
+/// Begins a request from this client address: sends `head`, and then `sent` as a part of the body.
 async fn begin(stack: &Stack, client: [u8; 4], head: &str, sent: &[u8]) -> Result<RawConnection> {
     let mut raw = RawConnection::connect_from(client.into(), stack.address()).await?;
     raw.write(format!(
@@ -367,7 +372,8 @@ async fn bodies_that_are_not_whole_take_no_room_from_others() -> Result<()> {
     let (first, rest) = honest.as_bytes().split_at(MIB / 2);
     let mut early = begin(&stack, [127, 0, 0, 1], &length, first).await?;
 
-    // Compressed bodies of 6 MiB and plain ones of 3 MiB that never become whole.
+    // The hostile client sends compressed bodies of 6 MiB and plain bodies of 3 MiB that never
+    // become complete.
     let bomb = gzip(6 * MIB)?;
     let chunk = [format!("{:x}\r\n", bomb.len()).as_bytes(), &bomb, b"\r\n"].concat();
     let chunked = "content-encoding: gzip\r\ntransfer-encoding: chunked";
@@ -375,7 +381,7 @@ async fn bodies_that_are_not_whole_take_no_room_from_others() -> Result<()> {
     for _ in 0..12 {
         hostile.push(begin(&stack, HOSTILE, chunked, &chunk).await?);
         let long = format!("content-length: {}", 3 * MIB + 1);
-        // The proxy may close a connection before it has read all.
+        // The proxy may close a connection before it has read the whole body.
         hostile.extend(begin(&stack, HOSTILE, &long, &vec![b' '; 3 * MIB]).await);
     }
     let refused = || async {
@@ -388,8 +394,8 @@ async fn bodies_that_are_not_whole_take_no_room_from_others() -> Result<()> {
     };
     wait_for(LIMIT, "bodies of one client to be refused", refused).await?;
 
-    // Clients that were there before continue, and new clients arrive, while some hostile bodies
-    // are still held.
+    // Clients that were connected before continue, and new clients arrive, while some hostile
+    // bodies are still held.
     early.write(rest).await?;
     assert_eq!(early.read_reply().await?.status, 200);
     for _ in 0..4 {
@@ -522,7 +528,7 @@ async fn a_long_request_is_not_kept_while_its_reply_runs() -> Result<()> {
     const BODY_MIB: usize = 4;
     const REQUESTS: usize = 24;
     let engines = [answering().await?, answering().await?];
-    // For retries, Envoy may keep 8 MiB, and of one client half of it.
+    // Envoy may keep 8 MiB for retries, and 4 MiB for the retries of one client.
     let stack = Stack::builder()
         .servers(0)
         .stranger(engines[0].address())
@@ -551,7 +557,8 @@ async fn a_long_request_is_not_kept_while_its_reply_runs() -> Result<()> {
     Ok(())
 }
 
-/// Sends a request on a connection that stays open; an error if Envoy closes the connection.
+/// Sends a request on a connection that stays open. Returns an error if Envoy closes the
+/// connection.
 async fn ask(raw: &mut RawConnection) -> Result<ClientReply> {
     raw.write("GET /switchpoint/ready HTTP/1.1\r\nhost: x\r\n\r\n")
         .await?;
@@ -623,22 +630,22 @@ async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> 
 
 /// The maximum memory that compressed bombs may add to an Envoy with one worker, in KiB. One read
 /// of 64 KiB inflates to 44 MiB at most, which Envoy's decompressor holds twice while it copies its
-/// output. The rest is the allocator's slack and the first request's own memory. The size of the
-/// bombs does not matter: a worker inflates one read at a time.
+/// output. The rest of the limit is for the allocator's slack and the memory of the first request.
+/// The size of the bombs does not matter: a worker inflates one read at a time.
 pub(crate) const GROWTH_KIB_MAX: u64 = 100 << 10;
 
 /// The bodies that may be in progress in the test, KiB: as long as the longest. For a moment twice
 /// as much is held (see `crates/exchange/src/bodies.rs`).
 const IN_PROGRESS_KIB: u64 = 24 << 10;
 
-/// Bombs that are sent at the same time.
+/// The number of bombs that are sent at the same time.
 const BOMBS_AT_ONCE: usize = 16;
 
 pub(crate) const GIB: usize = 1 << 30;
 
 /// Compresses `bytes` spaces to about a thousandth: 1 MiB is deflated once and repeated, because
 /// after a full flush no block refers to earlier ones. The stream has no end, because Envoy stops
-/// reading before it.
+/// reading earlier.
 pub(crate) fn gzip(bytes: usize) -> Result<Vec<u8>> {
     gzip_of(&[b' '; 1 << 20], bytes >> 20)
 }
@@ -657,7 +664,8 @@ fn gzip_of(text: &[u8], times: usize) -> Result<Vec<u8>> {
 async fn at_once(stack: &mut Stack, bomb: &[u8]) -> Result<Vec<u16>> {
     const BEGUN: &str = "http.ingress.downstream_rq_total";
     let (first, rest) = bomb.split_at(bomb.len() / (GIB >> 20) * 20);
-    // More than Envoy reads from a connection at once, and less than a socket holds.
+    // This part is longer than what Envoy reads from a connection in one read, and shorter than
+    // what a socket holds.
     let (second, rest) = rest.split_at(rest.len().min(128 << 10));
     let before = stack.envoy.stat(BEGUN).await?;
     let mut open = Vec::new();
@@ -677,18 +685,20 @@ async fn at_once(stack: &mut Stack, bomb: &[u8]) -> Result<Vec<u16>> {
     wait_for(LIMIT, "the beginning of all bombs", begun).await?;
     stack.envoy.process().signal(Signal::STOP)?;
     for raw in &mut open {
-        let _ = raw.write(second).await; // refused already: Envoy closed the connection
+        // An error means that Envoy has refused the body and closed the connection.
+        let _ = raw.write(second).await;
     }
     stack.envoy.process().signal(Signal::CONT)?;
     let mut statuses = Vec::new();
     for raw in &mut open {
-        let _ = raw.write(rest).await; // likewise
+        // An error means that Envoy has refused the body and closed the connection.
+        let _ = raw.write(rest).await;
         statuses.push(raw.read_reply().await?.status);
     }
     Ok(statuses)
 }
 
-/// A line of `/proc/<pid>/status` in KiB.
+/// Returns the value of a line of `/proc/<pid>/status`, in KiB.
 pub(crate) fn memory_kib(stack: &mut Stack, line: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", stack.envoy.process().id()))?;
     let value = status.lines().find_map(|text| {
@@ -700,7 +710,7 @@ pub(crate) fn memory_kib(stack: &mut Stack, line: &str) -> Result<u64> {
     Ok(value.ok_or_else(|| format!("no {line}"))?.trim().parse()?)
 }
 
-/// Run by `make e2e-long`.
+/// `make e2e-long` runs these tests.
 mod slow {
     use super::*;
 
@@ -761,7 +771,8 @@ mod slow {
         const REQUESTS: usize = 190;
         const MEMORY_KIB_MAX: u64 = (2 << 20) / 10 * 8;
         let mut stack = Stack::builder().servers(1).start().await?;
-        // Text that compresses to a four-hundredth, which is within the limit for a ratio.
+        // This text compresses to a four-hundredth of its size, which is within the limit for the
+        // ratio.
         let mut text = vec![b' '; 1 << 20];
         let mut noise = 1_u32;
         for byte in &mut text[..1_600] {
@@ -773,7 +784,7 @@ mod slow {
         let chunked = "content-encoding: gzip\r\ntransfer-encoding: chunked";
         let mut hostile = Vec::new();
         for _ in 0..BODIES {
-            // The proxy may close a connection before it has read all.
+            // The proxy may close a connection before it has read the whole body.
             hostile.extend(begin(&stack, HOSTILE, chunked, &chunk).await);
         }
         let mut served = 0;

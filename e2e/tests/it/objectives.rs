@@ -16,10 +16,10 @@ use testbed::{Result, wait_for};
 use crate::echo;
 use crate::pools::TwoPools;
 
-/// The longest wait for changes without a promised time.
+/// The maximum wait for a change without a promised time.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Names of the objective header, the older one last.
+/// The names of the objective header, the older name last.
 const OBJECTIVE: [&str; 2] = [
     "x-llm-d-inference-objective",
     "x-gateway-inference-objective",
@@ -27,7 +27,7 @@ const OBJECTIVE: [&str; 2] = [
 
 const PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/messages"];
 
-/// Objectives of the pool `default`: negative, zero and positive priorities.
+/// The objectives of the pool `default`, with negative, zero and positive priorities.
 const OBJECTIVES: [(&str, i32); 4] = [
     ("batch", -1),
     ("scavenger", -10),
@@ -54,7 +54,7 @@ impl ObjectsFolder {
         self.0.path()
     }
 
-    /// A builder whose daemon watches the folder.
+    /// Returns a builder whose daemon watches the folder.
     fn follow(&self, builder: StackBuilder) -> StackBuilder {
         builder.daemon_arguments(&["--objects", &self.path().display().to_string()])
     }
@@ -92,8 +92,8 @@ fn full() -> MetricOverrides {
     MetricOverrides::from([("num_requests_waiting".to_owned(), "50".to_owned())])
 }
 
-/// Makes every engine report a long queue, and waits until the picker knows: until `shed` is
-/// refused.
+/// Makes every engine report a long queue. Waits until the picker knows the queues, which is when
+/// `shed` is refused.
 async fn saturate(
     stack: &Stack,
     shed: impl AsyncFn() -> Result<ClientReply>,
@@ -273,8 +273,8 @@ async fn a_client_does_not_choose_its_priority_unless_it_is_trusted() -> Result<
     Ok(())
 }
 
-/// The filter that `docs/how-to/envoy.md` puts before the picker to give all clients the same
-/// objective.
+/// Returns the filter that `docs/how-to/envoy.md` puts before the picker to give all clients the
+/// same objective.
 fn objective_for_all(objective: &str) -> Value {
     json!({
         "name": "envoy.filters.http.header_mutation",
@@ -395,7 +395,7 @@ async fn strict_pools_need_no_models_to_refuse_others() -> Result<()> {
     Ok(())
 }
 
-/// The model in the body that the engine received, from an echo.
+/// Returns the model in the body that the engine received, from an echo.
 fn asked_for(reply: &ClientReply) -> Result<String> {
     let echo = reply.json()?;
     let body: Value = serde_json::from_str(echo["body"].as_str().ok_or("no body in the echo")?)?;
@@ -436,7 +436,8 @@ async fn targets_are_drawn_by_weight_on_every_worker() -> Result<()> {
             .entry(asked_for(&chat_as(&stack, PATHS[0], &[], "chat").await?)?)
             .or_default() += 1;
     }
-    // 100 expected, with a standard deviation of 9; the bounds are six deviations.
+    // The expected number is 100, with a standard deviation of 9. The bounds are six deviations
+    // away.
     assert!(
         shares.keys().eq(["new", "old"]) && (48..=152).contains(&shares["new"]),
         "{shares:?}"
@@ -472,7 +473,7 @@ async fn objects_change_while_requests_run() -> Result<()> {
     assert_eq!(status("second").await?, 404);
     let is = |name: &'static str, wanted: u16| {
         let status = &status;
-        // Each request uses its own connection, so that every worker gets some.
+        // Each request uses a separate connection, so that every worker gets requests.
         move || async move {
             for _ in 0..8 {
                 (status(name).await.ok()? == wanted).then_some(())?;

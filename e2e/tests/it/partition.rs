@@ -13,7 +13,7 @@ use testbed::stack::Stack;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Cuts the link for this time. During that time one endpoint leaves and another joins.
+/// Cuts the link for this time. Meanwhile one endpoint leaves and another joins.
 pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<()> {
     let cable = CuttableLink::lay().await?;
     let state =
@@ -40,7 +40,7 @@ pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<(
         )
         .await?;
     stack.set_pool(&[1, 2, 3])?;
-    tokio::time::sleep(time).await; // the drill is about this length
+    tokio::time::sleep(time).await; // The length of this pause is what the drill tests.
     load.wait_for_more(50, LIMIT).await?;
     let known = ExplainedDecision::ask(stack.address(), "who is there?")
         .await?

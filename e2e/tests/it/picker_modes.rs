@@ -33,9 +33,9 @@ struct FrontCase {
     case: String,
     get: Option<String>,
     post: Option<String>,
-    /// Replaces the default body.
+    /// The body that replaces the default body.
     body: Option<String>,
-    /// A default body with a prompt of this many bytes.
+    /// The number of bytes of the prompt in the default body.
     filler: Option<usize>,
     #[serde(default)]
     headers: BTreeMap<String, String>,
@@ -271,7 +271,7 @@ async fn the_protocol_by_the_filter_that_decides_at_the_headers() -> Result<()> 
 const FILTERS: &str =
     "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
 
-/// Takes the permission to hold headers from the filter, as Istio's WasmPlugin does.
+/// Removes from the filter the permission to hold headers, as Istio's WasmPlugin does.
 pub fn forbid_to_hold_headers(config: &mut Value) {
     let filters = config
         .pointer_mut(FILTERS)
@@ -322,8 +322,8 @@ async fn the_protocol_by_the_filter_whose_requests_a_buffer_filter_holds() -> Re
     play(PickerMode::Filter, builder, &cases).await
 }
 
-/// Why `hold_headers: false` exists: without the permission, Envoy shows a filter that holds the
-/// headers no body, so the request ends by a timeout.
+/// Checks why `hold_headers: false` exists. If a filter without the permission holds the headers,
+/// Envoy shows it no body, so the request ends by a timeout.
 #[tokio::test]
 async fn a_filter_that_may_not_hold_headers_gets_no_body() -> Result<()> {
     let short = |config: &mut Value| {
@@ -416,7 +416,7 @@ spec:
   rules: [{matches: [{model: {value: alias}}], targets: [{modelRewrite: demo}]}]
 "#;
 
-/// Objects in a folder, and a stack that watches the folder.
+/// Writes objects into a folder, and describes a stack that watches the folder.
 fn with_objects(builder: StackBuilder) -> Result<(StackBuilder, tempfile::TempDir)> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("objects.yaml"), OBJECTS)?;
@@ -535,7 +535,7 @@ fn ext_proc() -> StackBuilder {
     Stack::builder().front(PickerMode::ExtProc)
 }
 
-/// The ext_proc filter that calls the daemon.
+/// Returns the ext_proc filter that calls the daemon.
 fn asking(config: &mut Value) -> Option<&mut Value> {
     let filters = config.pointer_mut(FILTERS)?.as_array_mut()?;
     Some(
@@ -545,7 +545,7 @@ fn asking(config: &mut Value) -> Option<&mut Value> {
     )
 }
 
-/// Sets other body modes than the shipped file's, as other gateways use them.
+/// Sets other body modes than the shipped file's, as other gateways use.
 fn modes(
     request: &'static str,
     response: &'static str,
@@ -585,7 +585,7 @@ async fn stream(address: SocketAddr, tokens: u32) -> Result<EventStream> {
     ))
 }
 
-/// A server that pauses before each write of a stream.
+/// Returns the options of a server that pauses before each write of a stream.
 fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
     ModelServerOptions {
         models: vec!["demo".into()],
@@ -610,8 +610,8 @@ async fn until_in_flight(stack: &Stack, wanted: u64) -> Result<()> {
     wait_for(LIMIT, &format!("{wanted} in flight"), seen).await
 }
 
-/// Small, large, streamed and rewritten exchanges in one combination of body modes. `read`: the
-/// picker sees the request body before the decision.
+/// Sends small, large, streamed and rewritten exchanges in one combination of body modes. `read`
+/// says whether the picker sees the request body before the decision.
 async fn in_modes(
     request: &'static str,
     response: &'static str,

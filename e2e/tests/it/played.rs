@@ -25,7 +25,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-/// The longest time from a message to its effect; the product promises milliseconds.
+/// The maximum time from a message to its effect. The product promises milliseconds.
 const LIMIT: Duration = Duration::from_secs(30);
 
 type PlayedMessages = mpsc::UnboundedSender<Result<state::DaemonMessage, Status>>;
@@ -34,18 +34,18 @@ type PlayedMessages = mpsc::UnboundedSender<Result<state::DaemonMessage, Status>
 pub(crate) struct PlayedDaemon {
     stage: Arc<PlayedState>,
     address: SocketAddr,
-    /// The port of the server, if no other process leased it.
+    /// The port of the server; `None` if another process leased the port.
     port: Option<ReservedPort>,
     task: JoinHandle<()>,
 }
 
 #[derive(Default)]
 struct PlayedState {
-    /// The schema version in the Welcome.
+    /// The schema version in the Welcome message.
     schema: AtomicU32,
-    /// Messages that follow each Welcome.
+    /// The messages that follow each Welcome message.
     opening: Mutex<Vec<state::DaemonMessage>>,
-    /// The newest stream.
+    /// The sender of the newest stream.
     lines: Mutex<Option<PlayedMessages>>,
     received: Mutex<Vec<proxy_message::Message>>,
 }
@@ -69,7 +69,7 @@ impl PlayedDaemon {
             ..PlayedState::default()
         });
         let listener = tokio::net::TcpListener::bind(address).await?;
-        // No size limit, so that tests can send messages that are too large.
+        // The server has no size limit, so that tests can send messages that are too large.
         let service = StateServiceServer::new(PlayedService(stage.clone()))
             .max_encoding_message_size(usize::MAX);
         let server = tonic::transport::Server::builder().add_service(service);
@@ -77,7 +77,7 @@ impl PlayedDaemon {
         let server = server
             .serve_with_incoming_shutdown(TcpListenerStream::new(listener), std::future::pending());
         let task = tokio::spawn(async move {
-            let _ = server.await; // runs until the test ends
+            let _ = server.await; // The server runs until the test ends.
         });
         Ok(Self {
             stage,
@@ -87,8 +87,8 @@ impl PlayedDaemon {
         })
     }
 
-    /// An edit of the shipped configuration: state comes from this daemon, and Envoy knows `hosts`
-    /// without it.
+    /// Returns an edit of the shipped configuration: state comes from this daemon, and Envoy knows
+    /// `hosts` without the daemon.
     pub(crate) fn envoy_config(
         &self,
         hosts: &[SocketAddr],
@@ -121,7 +121,8 @@ impl PlayedDaemon {
     /// Ends the newest stream with an error.
     pub(crate) fn leave(&self) {
         if let Some(lines) = lock(&self.stage.lines).take() {
-            let _ = lines.send(Err(Status::unavailable("the test ends this stream"))); // it may have ended by itself
+            // The stream may have ended already.
+            let _ = lines.send(Err(Status::unavailable("the test ends this stream")));
         }
     }
 
@@ -137,7 +138,7 @@ impl PlayedDaemon {
         .await
     }
 
-    /// All messages received so far.
+    /// Returns all messages received so far.
     pub(crate) fn heard(&self) -> Vec<proxy_message::Message> {
         lock(&self.stage.received).clone()
     }
@@ -204,7 +205,7 @@ pub(crate) fn message(message: daemon_message::Message) -> state::DaemonMessage 
     }
 }
 
-/// A pool update of the pool `default` as the daemon would send it, scored by queue length.
+/// Returns a pool update of the pool `default` as the daemon would send it, scored by queue length.
 pub(crate) fn pool_update(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::PoolUpdate {
     let endpoint = |(slot, address): (u16, &SocketAddr)| Endpoint {
         id: EndpointRef {
@@ -234,7 +235,8 @@ pub(crate) fn pool_update(term: u64, sequence: u64, hosts: &[SocketAddr]) -> sta
     })
 }
 
-/// Metrics for that pool update, with these queues and otherwise idle engines.
+/// Returns metrics for the pool update of this version, with these queues and otherwise idle
+/// engines.
 pub(crate) fn metrics(pool_update: (u64, u64), sequence: u64, queues: &[f32]) -> state::Metrics {
     let metrics = |queue: &f32| EndpointMetrics {
         queue_depth: Some(*queue),
@@ -256,8 +258,8 @@ pub(crate) fn metrics(pool_update: (u64, u64), sequence: u64, queues: &[f32]) ->
     )
 }
 
-/// An edit of the shipped configuration: Envoy knows these hosts from another source than the
-/// daemon, as with Istio.
+/// Returns an edit of the shipped configuration: Envoy knows these hosts from another source than
+/// the daemon, as with Istio.
 pub(crate) fn known_hosts(hosts: &[SocketAddr]) -> impl Fn(&mut Value) + Send + 'static {
     let host = |host: &SocketAddr| {
         json!({

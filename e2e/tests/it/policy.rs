@@ -12,7 +12,8 @@ use testbed::{Result, client};
 
 const SERVERS: usize = 4;
 
-/// Ten times as fast as a real engine, so that a test takes seconds.
+/// Returns the options of an engine that is ten times as fast as a real engine, so that a test
+/// takes seconds.
 fn options() -> ModelServerOptions {
     ModelServerOptions {
         models: vec!["demo".to_owned(), "chat".to_owned()],
@@ -34,7 +35,7 @@ async fn server_of(stack: &Stack, model: &str, prompt: String, max_tokens: u32) 
 }
 
 /// Prompts that share nothing find equal engines. The engines have a place for an adapter, and the
-/// model has a second name. Both facts must not change the spread, because neither name needs an
+/// model has a second name. Neither fact may change the spread, because neither name needs an
 /// adapter.
 #[tokio::test]
 async fn prompts_of_a_base_model_by_any_name_spread_over_an_idle_pool() -> Result<()> {
@@ -64,7 +65,7 @@ async fn prompts_of_a_base_model_by_any_name_spread_over_an_idle_pool() -> Resul
 }
 
 /// Sessions begin with one long system prompt, which at first one engine has cached. Each engine
-/// gets a copy while the others are busy, and then as many sessions as any other.
+/// gets a copy while the others are busy, and then as many sessions as the other engines.
 #[tokio::test]
 async fn a_prompt_that_all_share_comes_to_be_used_at_all_engines() -> Result<()> {
     let stack = Stack::builder()

@@ -99,8 +99,8 @@ fn write_pools(folder: &Path, default: &[ModelServer], qwen: &[ModelServer]) -> 
     Ok(pools.display().to_string())
 }
 
-/// The configuration that an operator writes for a second pool: a cluster like the first with
-/// another service name, and routes.
+/// Makes the edit that an operator makes for a second pool: a cluster like the first with another
+/// service name, and routes.
 fn routes(config: &mut Value) {
     let clusters = config
         .pointer_mut("/static_resources/clusters")
@@ -143,8 +143,8 @@ async fn each_route_goes_to_its_pool_and_to_no_other() -> Result<()> {
         ("qwen", addresses(&two.qwen)),
         ("qwen-by-metadata", addresses(&two.qwen)),
     ];
-    // One prompt for all pools, long enough for the prefix index: a shared index would name the
-    // other pool's endpoint.
+    // The test sends one prompt to all pools. It is long enough for the prefix index: a shared
+    // index would name the other pool's endpoint.
     let prompt = "One prompt for all of them. ".repeat(50);
     for round in 0..10 {
         for (route, pool) in &pools {
@@ -279,8 +279,8 @@ async fn a_pool_that_the_daemon_does_not_have_is_reported_and_harms_no_other() -
 
 // === Several proxies ===
 
-/// One daemon with this many threads, one proxy with one worker and one with four; `node` is the
-/// second proxy's node id.
+/// Runs one daemon with this many threads, one proxy with one worker and one with four. `node` is
+/// the second proxy's node id.
 async fn two_proxies(node: &str, daemon_threads: u32) -> Result<()> {
     let mut stack = Stack::builder()
         .servers(3)
@@ -324,7 +324,7 @@ async fn two_proxies(node: &str, daemon_threads: u32) -> Result<()> {
     for load in loads {
         load.stop().await?.check_all_served()?;
     }
-    // One proxy ends. The daemon forgets it, and the other proxy is not affected.
+    // One proxy ends. The daemon forgets the ended proxy, and the other proxy is not affected.
     drop(second);
     let one = || async {
         (stack
@@ -356,8 +356,8 @@ async fn two_proxies_hear_the_same_daemon() -> Result<()> {
     two_proxies("another", 1).await
 }
 
-/// Two proxies have the same node id, as when none is set. The proxies may learn of endpoints
-/// later, but never get wrong state.
+/// Two proxies have the same node id, as when the operator sets none. The proxies may learn of
+/// endpoints later, but never get wrong state.
 #[tokio::test]
 async fn two_proxies_of_one_name_share_one_daemon() -> Result<()> {
     two_proxies("switchpoint-standalone", 4).await

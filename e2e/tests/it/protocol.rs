@@ -11,7 +11,8 @@ use crate::echo;
 #[tokio::test]
 async fn namespaces_and_keys_can_be_named_otherwise() -> Result<()> {
     fn other_names(config: &mut Value) {
-        // The test harness's Lua filter writes the default names; replace them by other names.
+        // The Lua filter of the test harness writes the default names. This edit replaces them by
+        // other names.
         let text = config
             .to_string()
             .replace("envoy.lb.subset_hint\\\"", "my.ns\\\"")

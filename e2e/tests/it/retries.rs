@@ -1,5 +1,5 @@
-//! The picked endpoint fails before it answers. Envoy tries the next endpoint of the ranked list at
-//! once, and the failed endpoint is ejected for some time.
+//! The picked endpoint fails before it answers. Envoy tries the next endpoint of the ranked list
+//! immediately, and the failed endpoint is ejected for some time.
 
 use std::time::{Duration, Instant};
 
@@ -49,8 +49,7 @@ async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
         FaultMode::ResetMidHeaders,
         FaultMode::Status,
     ];
-    // Each fault has an engine of its own, because an engine that has failed is ejected for some
-    // time.
+    // Each fault has a separate engine, because an engine that has failed is ejected for some time.
     let stack = Stack::start_shared(modes.len() + 1).await?;
     for (index, mode) in modes.into_iter().enumerate() {
         stack.servers[index].fault(ServerFault::new(mode)).await;
@@ -105,7 +104,7 @@ async fn a_failed_endpoint_is_left_out_and_comes_back() -> Result<()> {
         .await;
     picked_first(&stack, 0, "fails").await?;
     let failed = stack.servers[0].addr().to_string();
-    // No request goes to the endpoint within the second of its ejection.
+    // No request reaches the endpoint within the second of its ejection.
     let end = Instant::now() + Duration::from_millis(600);
     while Instant::now() < end {
         let reply = stack.send(echo::get("/v1/models", &[])?).await?;
@@ -219,8 +218,8 @@ async fn a_large_body_is_sent_again_whole() -> Result<()> {
     Ok(())
 }
 
-/// Work that takes minutes is not repeated, because it costs too much; other paths are not, because
-/// repeating them may do harm.
+/// Envoy does not repeat work that takes minutes, because repeating it costs too much. Envoy does
+/// not repeat requests to other paths, because repeating them may do harm.
 #[tokio::test]
 async fn long_work_and_other_paths_are_not_sent_again_once_an_engine_had_them() -> Result<()> {
     let stack = Stack::start_shared(2).await?;
@@ -274,7 +273,8 @@ async fn many_at_once_survive_one_dead_engine() -> Result<()> {
 async fn a_clients_own_fault_is_not_held_against_an_endpoint() -> Result<()> {
     let stack = Stack::builder().servers(2).envoy_in_turn().start().await?;
     for server in &stack.servers {
-        server.fault(ServerFault::new(FaultMode::Hang)).await; // otherwise the engine might answer before the body breaks
+        // The engine hangs, because otherwise it might answer before the body breaks.
+        server.fault(ServerFault::new(FaultMode::Hang)).await;
     }
     for _ in 0..6 {
         let mut raw = RawConnection::connect(stack.address()).await?;

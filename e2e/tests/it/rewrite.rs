@@ -13,14 +13,15 @@ use testbed::stack::Stack;
 
 use crate::echo;
 
-/// The documented limit up to which a reply that is not streamed keeps its content-length.
+/// The documented maximum length of a reply that is not streamed and keeps its content-length, in
+/// bytes.
 const HELD_BYTES_MAX: usize = 32_768;
 
 /// The header that requests another model.
 const ASK: (&str, &str) = ("x-llm-d-model-name-rewrite", "demo");
 
-/// The request to send and the request that must arrive, from a text in which «» mark the model
-/// name.
+/// Returns the request to send and the request that must arrive, from a text in which «» mark the
+/// model name.
 fn versions(marked: &str) -> (String, String) {
     let (before, rest) = marked.split_once('«').expect("a mark");
     let (asked, after) = rest.split_once('»').expect("its end");
@@ -30,7 +31,8 @@ fn versions(marked: &str) -> (String, String) {
     )
 }
 
-/// Checks by an echo that the engine received `expected`: its bytes, and its length as declared.
+/// Checks by an echo that the engine received the bytes of `expected` and the right declared
+/// length.
 fn arrived(reply: &ClientReply, expected: &str) -> Result<()> {
     let echo = reply.json()?;
     if !echo["body"].is_null() {
@@ -277,7 +279,8 @@ async fn a_request_that_waited_for_the_first_state_is_rewritten_too() -> Result<
     arrived(&reply, &expected)
 }
 
-/// A request for the model `a` that is rewritten to `demo`, answered by the engine without an echo.
+/// Returns a request for the model `a` that is rewritten to `demo`, answered by the engine without
+/// an echo.
 fn ask(path: &str, body: Value, headers: &[(&str, &str)]) -> Result<Request<client::Body>> {
     let mut request = Request::post(path).header(ASK.0, ASK.1);
     for (name, value) in headers {
@@ -288,7 +291,7 @@ fn ask(path: &str, body: Value, headers: &[(&str, &str)]) -> Result<Request<clie
     Ok(request.body(client::full(body.to_string()))?)
 }
 
-/// One request of each API whose reply has a model name. The prompts contain the name too.
+/// Returns one request of each API whose reply has a model name. The prompts contain the name too.
 fn requests(stream: bool) -> [(&'static str, Value); 4] {
     let messages = json!([{"role": "user", "content": r#""model":"demo""#}]);
     [
@@ -350,7 +353,7 @@ async fn an_unstreamed_reply_has_the_clients_name_and_its_right_length() -> Resu
     Ok(())
 }
 
-/// A server that writes its streams in pieces of this many bytes.
+/// Returns the options of a server that writes its streams in pieces of this many bytes.
 fn cutting(bytes_per_write: usize) -> model_server::ModelServerOptions {
     model_server::ModelServerOptions {
         models: vec!["demo".into()],
@@ -393,7 +396,7 @@ fn ask_directly(path: &str, body: &Value) -> Result<Request<client::Body>> {
     Ok(Request::post(path).body(client::full(body.to_string()))?)
 }
 
-/// A stream without the fields that differ between replies: ids and times.
+/// Returns a stream without the fields that differ between replies: ids and times.
 fn settled(stream: &str) -> String {
     let mut out = String::new();
     for line in stream.lines() {

@@ -32,8 +32,8 @@ async fn warm(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// The number of attempts that a refusing endpoint costs within its first ejection, over all
-/// workers.
+/// Returns the number of attempts that a refusing endpoint costs within its first ejection, over
+/// all workers.
 async fn attempts_at_a_dead_endpoint(sharing: bool) -> Result<i64> {
     let stack = Stack::builder()
         .servers(4)
@@ -49,7 +49,7 @@ async fn attempts_at_a_dead_endpoint(sharing: bool) -> Result<i64> {
     while failed().await? == 0 {
         assert_eq!(stack.get("/v1/models").await?.status, 200);
     }
-    // The other workers learn of the failure within 2 ms; the ejection lasts a second.
+    // The other workers learn of the failure within this pause, and the ejection lasts a second.
     tokio::time::sleep(Duration::from_millis(2)).await;
     let before = failed().await?;
     let end = Instant::now() + Duration::from_millis(600);
@@ -77,16 +77,16 @@ async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> 
     Ok(())
 }
 
-/// A test holds this lock while it measures a burst. Two fleets at once on two cores delay each
-/// other's workers, which then pick by old state: of 8 runs with both tests at once 4 failed, of 8
-/// runs alone none.
+/// A test holds this lock while it measures a burst. Two fleets at the same time on two cores delay
+/// each other's workers, which then pick by old state: of 8 runs with both tests at the same time 4
+/// failed, of 8 runs alone none.
 static ONE_FLEET: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// The maximum number of bursts for each shape. A burst is also uneven if the machine delays a
 /// worker, which then picks by old state: with 16 workers on two busy cores, one burst in three.
 const BURSTS: usize = 7;
 
-/// So many bursts must be even.
+/// The number of bursts that must be even.
 const EVEN: usize = 2;
 
 async fn check_spread(shape: FleetShape) -> Result<()> {
@@ -149,9 +149,9 @@ async fn a_prompt_finds_its_endpoint_again_through_any_worker() -> Result<()> {
         .await?;
     warm(&stack).await?;
     for round in 0..10 {
-        // The engines answer at once, so the learned cost of a token is at its minimum. The prompt
-        // must be long enough that its cached prefix is worth more than 1 ms, the difference that
-        // counts as equal.
+        // The engines answer immediately, so the learned cost of a token is at its minimum. The
+        // prompt must be long enough that its cached prefix is worth more than 1 ms, the difference
+        // that counts as equal.
         let prompt = format!(
             "{round} conversations. {}",
             "They go on and on. ".repeat(800)
@@ -188,7 +188,7 @@ async fn a_prompt_finds_its_endpoint_again_through_any_worker() -> Result<()> {
 
 // === Between proxies ===
 
-/// A scorer of load and one of prefixes, whose scores the tests read.
+/// The plugins are a scorer of load and a scorer of prefixes, whose scores the tests read.
 const ASKED: &str = "apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
@@ -239,7 +239,7 @@ async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
             200
         );
     }
-    // The other proxy learns of the failure within 20 ms; the ejection lasts a second.
+    // The other proxy learns of the failure within this pause, and the ejection lasts a second.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let end = Instant::now() + Duration::from_millis(400);
     while Instant::now() < end {
@@ -282,7 +282,7 @@ async fn load_of_another_proxy_counts_once_and_expires_when_the_proxy_is_silent(
     Ok(())
 }
 
-/// Requests wait in the proxy where an endpoint has 16.
+/// With this configuration, requests wait in the proxy while an endpoint has 16.
 const HELD: &str = "\
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -316,7 +316,7 @@ fn held(config: &tempfile::NamedTempFile) -> Result<StackBuilder> {
         .daemon_arguments(&["--config", path]))
 }
 
-/// The answers that clients get beside a peer that lies.
+/// The answers that clients get while a peer sends false reports.
 #[derive(Debug)]
 struct AnswersBesideLiar {
     /// The number of answers of each server.
@@ -324,9 +324,10 @@ struct AnswersBesideLiar {
     slowest: Duration,
 }
 
-/// A peer reports ten times a second that three of four idle endpoints have the largest load, that
-/// two of the endpoints failed, and that it holds a million requests. Meanwhile 12 clients send
-/// requests through these proxies in turn. Returns the answers from `begin` to `end`.
+/// Measures the answers that clients get while a peer sends false reports. The peer reports ten
+/// times a second that three of four idle endpoints have the largest load, that two of the
+/// endpoints failed, and that the peer holds a million requests. Meanwhile 12 clients send requests
+/// through these proxies in turn. Returns the answers from `begin` to `end`.
 async fn beside_a_liar(
     stack: &mut Stack,
     proxies: &[SocketAddr],
@@ -375,8 +376,8 @@ async fn beside_a_liar(
     }
 }
 
-/// A proxy believes a lie about failures for 5 s of each 15 s, and a lie about load for up to 5 s
-/// at first.
+/// A false report about failures affects a proxy for 5 s of every 15 s, and a false report about
+/// load for up to 5 s after it begins.
 #[tokio::test]
 async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
@@ -396,8 +397,9 @@ async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Re
     Ok(())
 }
 
-/// The product promises 20 ms for load and 100 ms for placements; ten times that is allowed on a
-/// busy machine. Prints the measured delays.
+/// Checks how fast load and placements reach other proxies, and prints the measured delays. The
+/// product promises 20 ms for load and 100 ms for placements. The test allows ten times as much on
+/// a busy machine.
 #[tokio::test]
 async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt_does() -> Result<()>
 {
@@ -450,8 +452,9 @@ async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt
     Ok(())
 }
 
-/// The affinity is lost as soon as a scrape reports the restart, before any request misses its
-/// prefix. From there it takes 50 ms to the proxies; ten times that is allowed.
+/// Checks that the affinity is lost as soon as a scrape reports the restart, before any request
+/// misses its prefix. The loss reaches the proxies within 50 ms, and the test allows ten times as
+/// much.
 #[tokio::test]
 async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
@@ -494,7 +497,7 @@ async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Resu
     };
     wait_for(outsider::LIMIT, "a scrape to report the restart", noticed).await?;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    // Ask for each prompt only once, because a pick places the prompt again.
+    // The test asks for each prompt only once, because a pick places the prompt again.
     for (number, prompt) in prompts.iter().enumerate() {
         assert!(
             !held(number % 2, prompt).await?,
@@ -508,7 +511,7 @@ async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Resu
 
 // === A short multi-turn trace ===
 
-/// Run by `make e2e-long`.
+/// `make e2e-long` runs these tests.
 mod slow {
     use super::*;
 
@@ -547,8 +550,8 @@ mod slow {
         Ok(())
     }
 
-    /// Counts from the moment at which no lie about load is believed any more, for as long as a lie
-    /// about failures takes to be believed once more.
+    /// Counts from the moment at which the false load reports have no effect any more. The count
+    /// lasts until a false failure report can have an effect once more.
     #[tokio::test]
     async fn a_liar_among_four_proxies_moves_few_requests_and_delays_none() -> Result<()> {
         let config = tempfile::NamedTempFile::new()?;
@@ -567,19 +570,19 @@ mod slow {
         for count in answers.served {
             assert!(8 * count <= 3 * all, "1.5 times the mean: {answers:?}");
         }
-        // Before lies about load and backlog had limits, half of the answers took 4 s.
+        // Before reports about load and backlog had limits, half of the answers took 4 s.
         assert!(answers.slowest < Duration::from_secs(2), "{answers:?}");
         Ok(())
     }
 
     /// A peer places three times as much as each engine can cache. Before each proxy had a share,
     /// such placements left three of twelve prompts at their engines. All proxies of this test have
-    /// one address, so the liar has the share of one process.
+    /// one address, so the hostile peer has the share of one process.
     #[tokio::test]
     async fn placements_that_no_engine_has_move_few_prompts() -> Result<()> {
         let engine = ModelServerOptions {
             models: vec!["demo".into()],
-            // 8,192 blocks of the prefix index.
+            // The memory holds 8,192 blocks of the prefix index.
             num_gpu_blocks: Some(32_768),
             speed: 0.0,
             ..ModelServerOptions::default()
@@ -627,8 +630,9 @@ mod slow {
         Ok(())
     }
 
-    /// The test relies on two proxies sharing their load within 10 ms. On two busy cores they
-    /// sometimes take longer: in the median of three bursts, one server once got 6 requests.
+    /// The test relies on two proxies sharing their load within 10 ms. On two busy cores the
+    /// proxies sometimes take longer: in the median of three bursts, one server once got 6
+    /// requests.
     #[tokio::test]
     async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
         check_spread(FleetShape {
@@ -653,7 +657,7 @@ mod slow {
     }
 
     /// The test relies on a placement reaching another proxy within 2 s. `make test` checks without
-    /// a time limit that it arrives
+    /// a time limit that a placement arrives
     /// (`a_cold_restart_at_the_same_address_loses_all_affinity_at_once`).
     #[tokio::test]
     async fn what_one_proxy_placed_another_finds() -> Result<()> {
@@ -684,7 +688,8 @@ mod slow {
                 (two, one)
             };
             let server = fleet.stack.server_of(&post(first, prompt.clone()).await?)?;
-            // Twenty times the promised time.
+            // Waits twenty times as long as the product allows for a placement to reach another
+            // proxy.
             tokio::time::sleep(Duration::from_secs(2)).await;
             for turn in 0..6 {
                 let reply = post(then, format!("{prompt} {turn}")).await?;

@@ -1,5 +1,5 @@
-//! Settings of the shipped configuration that differ from Envoy's defaults. Each is tested by its
-//! effect or, where the effect takes minutes, by the configuration that Envoy reports.
+//! Settings of the shipped configuration that differ from Envoy's defaults. Each setting is tested
+//! by its effect or, where the effect takes minutes, by the configuration that Envoy reports.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -17,14 +17,14 @@ use tokio::sync::mpsc;
 
 use crate::engine::{self, RawEngine};
 
-/// The configuration that Envoy runs with, as one tree.
+/// Returns the configuration that Envoy runs with, as one tree.
 async fn running(stack: &Stack) -> Result<Value> {
     Ok(serde_json::from_str(
         &stack.envoy.admin_page("/config_dump").await?,
     )?)
 }
 
-/// All values of a key in the tree.
+/// Returns all values of a key in the tree.
 fn values<'a>(tree: &'a Value, key: &str) -> Vec<&'a Value> {
     match tree {
         Value::Object(fields) => {
@@ -128,7 +128,8 @@ async fn control_headers_of_a_client_go_no_further() -> Result<()> {
             "x-switchpoint-open",
             "x-switchpoint-decision",
         ] {
-            request = request.header(name, elsewhere).header(name, elsewhere); // twice: all values are removed
+            // The client sends the header twice, because all values must be removed.
+            request = request.header(name, elsewhere).header(name, elsewhere);
         }
         let body = json!({"model": "demo", "messages": []}).to_string();
         let reply = stack.send(request.body(client::full(body))?).await?;
@@ -151,7 +152,7 @@ async fn a_client_cannot_order_retries() -> Result<()> {
     let request = Request::get("/v1/models")
         .header("x-envoy-retry-on", "5xx")
         .header("x-envoy-max-retries", "5");
-    // Configures Envoy as behind a trusted proxy.
+    // A trusted proxy in front of Envoy would send these headers.
     let request = request
         .header("x-forwarded-for", "10.0.0.1")
         .header("x-request-id", "retries");
@@ -173,7 +174,7 @@ async fn a_client_cannot_order_retries() -> Result<()> {
     Ok(())
 }
 
-/// The line that samples the access log, which the shipped files have as a comment.
+/// Returns the line that samples the access log, which the shipped files have as a comment.
 fn commented_sampling(file: &str) -> Result<Value> {
     let text = std::fs::read_to_string(root().join("envoy-config").join(file))?;
     let mut lines = text
@@ -263,7 +264,7 @@ async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
 #[tokio::test]
 async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
     // No client header can set a destination that is not in the pool, so a filter behind the picker
-    // sets it.
+    // sets this destination.
     let stack = Stack::builder()
         .servers(2)
         .envoy_config(overwrite_destination)
@@ -286,8 +287,8 @@ async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
 async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
     const UVICORN: Duration = Duration::from_secs(5);
     let (ended, mut endings) = mpsc::unbounded_channel();
-    // Answers on its connection as long as requests come. Sends the number of answers, and whether
-    // Envoy closed the connection before the engine would have.
+    // The engine answers on its connection as long as requests come. The engine sends the number of
+    // answers, and whether Envoy closed the connection first.
     let engine = RawEngine::start(move |mut stream| {
         let ended = ended.clone();
         async move {
@@ -295,7 +296,7 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
             let closed = loop {
                 let _ = stream
                     .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-                    .await; // if the connection is closed, the next read notices
+                    .await; // If the connection is closed, the next read notices it.
                 answered += 1;
                 match tokio::time::timeout(UVICORN, engine::head(&mut stream)).await {
                     Ok(Some(_)) => {}
@@ -303,7 +304,7 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
                     Err(_) => break false,
                 }
             };
-            let _ = ended.send((answered, closed)); // the test may be over
+            let _ = ended.send((answered, closed)); // The receiver is gone if the test is over.
         }
     });
     let engine = engine.await?;
@@ -328,8 +329,8 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
 #[tokio::test]
 async fn an_endpoint_that_takes_no_connection_is_soon_left_for_the_next() -> Result<()> {
     const DEFAULT: Duration = Duration::from_secs(5);
-    // A listener whose queue is full: the kernel lets further connections wait, like a network that
-    // drops packets.
+    // The listener's queue is full, so the kernel lets further connections wait, like a network
+    // that drops packets.
     let port = ReservedPort::lease()?;
     let socket = TcpSocket::new_v4()?;
     socket.bind(port.address())?;

@@ -16,7 +16,7 @@ use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 use tokio::task::JoinHandle;
 
-/// The longest wait for learning from live traffic.
+/// The maximum wait for learning from live traffic.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const LOOSE: [(&str, &str); 3] = [
@@ -33,7 +33,7 @@ fn engine() -> ModelServerOptions {
     }
 }
 
-/// The proposal's example, including its environment variable.
+/// Sets up the proposal's example, including its environment variable.
 fn by_example(builder: StackBuilder) -> Result<StackBuilder> {
     let file = example();
     let arguments = [
@@ -48,7 +48,7 @@ fn by_example(builder: StackBuilder) -> Result<StackBuilder> {
         .daemon_environment("HEADROOM_SELECTION_STRATEGY", "highest"))
 }
 
-/// Sends requests of all lengths until the daemon has a latency model that predicts.
+/// Sends requests of all lengths until the daemon has a latency model that can predict.
 async fn learn(stack: &Stack) -> Result<()> {
     let learned = predicts(stack, LIMIT);
     let traffic = async {
@@ -73,7 +73,7 @@ async fn learn(stack: &Stack) -> Result<()> {
     }
 }
 
-/// The decision that the picker reports in its reply.
+/// Returns the decision that the picker reports in its reply.
 fn reasons(reply: &ClientReply) -> Result<Value> {
     Ok(serde_json::from_str(
         reply.header("x-switchpoint-decision"),
@@ -212,11 +212,12 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
         })
     };
     reported("others there", 1234.0).await?;
-    // Not even an idle server can meet a TPOT of 0.1 ms, so such an SLO does not limit others.
+    // Not even an idle server can meet a TPOT of 0.1 ms, so an SLO of 0.1 ms does not limit other
+    // requests.
     let greedy = busy(&stack, &[("x-slo-tpot-ms", "0.1")], 1).await?;
     tokio::time::sleep(Duration::from_millis(200)).await;
     reported("others there", 1234.0).await?;
-    // But a request with such an SLO is shed if it is not critical.
+    // A request with this SLO is shed if it is not critical.
     let shed = asked(
         &stack,
         &[("x-slo-tpot-ms", "0.1"), ("PredictionBasedRouting", "true")],
@@ -246,7 +247,8 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_worker() -> Result<()> 
         reasons(&reply).ok()?["candidates"][0]["predicted"]["tpot"]["limit_ms"].as_f64()
     };
     wait_for(LIMIT, "the proxy to predict", limit_ms).await?;
-    // The stream is at one worker. Each question uses its own connection, so any worker may answer.
+    // The stream is at one worker. Each question uses a separate connection, so each worker may
+    // answer.
     let open = busy(&stack, &[("x-slo-tpot-ms", "1234")], 1).await?;
     tokio::time::sleep(Duration::from_millis(50)).await;
     for at in 0..40 {
@@ -267,7 +269,7 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_worker() -> Result<()> 
     Ok(())
 }
 
-/// A folder with objectives of these names and priorities.
+/// Creates a folder with objectives of these names and priorities.
 fn objectives(rows: &[(&str, i32)]) -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
     for (name, priority) in rows {
@@ -281,9 +283,9 @@ fn objectives(rows: &[(&str, i32)]) -> Result<tempfile::TempDir> {
     Ok(folder)
 }
 
-/// Waits until the proxy predicts. With a strict SLO, waits until no server is valid for the
-/// request, which also requires that none is idle. The requests have a priority that no test
-/// counts.
+/// Waits until the proxy predicts latencies. With a strict SLO, waits until no server is valid for
+/// the request, which also requires that no server is idle. The requests have a priority that no
+/// test counts.
 async fn predicting(stack: &Stack, headers: &[(&str, &str)], valid: bool) -> Result<()> {
     let headers = [headers, &[("x-llm-d-inference-objective", "probe")]].concat();
     let all = || async {
@@ -300,7 +302,7 @@ async fn predicting(stack: &Stack, headers: &[(&str, &str)], valid: bool) -> Res
     wait_for(LIMIT, "the proxy to predict", all).await
 }
 
-/// The number of requests of a priority with this outcome, from the daemon's metrics.
+/// Returns the number of requests of a priority with this outcome, from the daemon's metrics.
 async fn counted(stack: &Stack, priority: &str, outcome: &str) -> Option<u64> {
     let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
     let is_row = |line: &&str| {
@@ -316,8 +318,8 @@ async fn counted(stack: &Stack, priority: &str, outcome: &str) -> Option<u64> {
         .sum()
 }
 
-/// No server can send a first token within 0.1 ms, and none is idle, so the result does not depend
-/// on the speed of the machine.
+/// Checks which requests are shed. No server can send a first token within 0.1 ms, and no server is
+/// idle, so the result does not depend on the speed of the machine.
 #[tokio::test]
 async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() -> Result<()> {
     const ROUNDS: u64 = 10;
@@ -398,14 +400,14 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
     Ok(())
 }
 
-/// The pause between two requests. A restarted daemon begins a model of its own after 64 requests.
-/// With this pause, it receives models from a proxy before that.
+/// The pause between two requests. A restarted daemon begins a new model after 64 requests. With
+/// this pause, the daemon receives models from a proxy before these 64 requests.
 const PREDICTED_TRAFFIC_PAUSE: Duration = Duration::from_millis(25);
 
 /// Sends requests with SLOs, one after the other, until the value is dropped.
 struct PredictedTraffic {
     served: Arc<AtomicU64>,
-    /// Requests that failed, or were picked without a prediction.
+    /// The requests that failed, or were picked without a prediction.
     unpredicted: Arc<Mutex<Vec<String>>>,
     task: JoinHandle<()>,
 }
@@ -476,8 +478,8 @@ async fn predicted_at(address: SocketAddr) -> Result<Option<String>> {
     Ok((!all).then(|| format!("{}: {reasons}", reply.status)))
 }
 
-/// The daemon has no file of models: it restarts with its memory of slots, and then as another
-/// daemon that knows nothing.
+/// The daemon has no file of models. First it restarts with its memory of slots, then another
+/// daemon without state replaces it.
 #[tokio::test]
 async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
     let mut stack = by_example(Stack::builder().servers_like(2, &engine()).concurrency(2))?
@@ -538,8 +540,8 @@ async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
             .await?;
         let began = Instant::now();
         predicts(&stack, LIMIT).await?;
-        // The daemon cannot have learned these models itself, because a model of its own takes more
-        // requests.
+        // The daemon cannot have learned these models itself, because it needs more requests to
+        // learn a model.
         let known = page(&stack).await.ok_or("the daemon's page")?;
         println!(
             "drill {restarted}: it has a proxy's models {} ms after the proxy connected",
@@ -554,7 +556,7 @@ async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
             "a decode step: {before} ms, then {}",
             model(&known)
         );
-        // A proxy that starts now predicts too.
+        // A proxy that starts now also predicts latencies.
         let fresh = SecondEnvoy::start(&stack, &format!("fresh-{round}"), 1).await?;
         wait_for(LIMIT, "a new proxy to predict", || async {
             predicted_at(fresh.envoy.listener())

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use testbed::stack::Stack;
 use testbed::{Result, client};
 
-/// The longest time from a change in the endpoints file to its effect on picks; the product
+/// The maximum time from a change in the endpoints file to its effect on picks. The product
 /// promises 50 ms.
 const EFFECT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -16,7 +16,7 @@ fn chat(prompt: &str) -> Value {
     json!({"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": prompt}]})
 }
 
-/// A chat request that the engine echoes.
+/// Returns a chat request that the engine echoes.
 fn echoed_chat(prompt: &str, id: &str) -> Result<Request<client::Body>> {
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
     Ok(request

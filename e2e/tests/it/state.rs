@@ -1,4 +1,4 @@
-//! How state enters the proxy: a message is taken as a whole or refused, in order, by every worker.
+//! How state enters the proxy: every worker applies a message as a whole or refuses it, in order.
 //! The test simulates the daemon.
 
 use std::collections::BTreeSet;
@@ -64,7 +64,8 @@ impl StateScene {
         ExplainedDecision::ask(self.stack.address(), "and now?").await
     }
 
-    /// Waits for a decision that satisfies `so`. Workers follow the leader VM within milliseconds.
+    /// Waits for a decision that satisfies `so`, because workers follow the leader VM within
+    /// milliseconds.
     async fn decides(&self, what: &str, so: impl Fn(&ExplainedDecision) -> bool) -> Result<()> {
         wait_for(LIMIT, what, || async {
             self.decision()
@@ -94,7 +95,7 @@ impl StateScene {
             .await
     }
 
-    /// The reason in the proxy's refusal of this version.
+    /// Waits for the proxy's refusal of this version, and returns its reason.
     async fn refusal(&self, version: state::Version) -> Result<String> {
         let refusal = |message: &proxy_message::Message| match message {
             proxy_message::Message::Ack(ack)
@@ -134,8 +135,8 @@ fn addresses(hosts: &[SocketAddr]) -> BTreeSet<String> {
 
 type PoolUpdateEdit = fn(&mut state::PoolUpdate);
 
-/// Each of these updates would do harm if a proxy applied it, even in part, because each has only
-/// one endpoint.
+/// Pool updates that a proxy must refuse. Each update would do harm if a proxy applied even a part
+/// of it, because each update has only one endpoint.
 const BAD_POOL_UPDATES: &[(&str, PoolUpdateEdit)] = &[
     ("slot 0 is claimed by two endpoints", |r| {
         r.endpoints.push(state::Endpoint {
@@ -326,7 +327,7 @@ async fn metrics_count_only_for_their_pool_update_and_in_order() -> Result<()> {
     busiest_is(2).await
 }
 
-/// The endpoint that has the longest queue in the picker's view.
+/// Returns the endpoint that has the longest queue in the picker's view.
 fn busiest(decision: &ExplainedDecision) -> Option<String> {
     let scores = decision.scores("queue-scorer");
     scores
@@ -344,7 +345,8 @@ async fn numbers_that_are_none_count_as_unknown() -> Result<()> {
             .step_by(2)
             .zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -3.0])
     {
-        // Send normal metrics in between, so that the next check sees the effect of this value.
+        // The daemon sends normal metrics in between, so that the next check sees the effect of
+        // this value.
         scene.daemon.say(message(Message::Metrics(metrics(
             (7, 10),
             sequence,
@@ -453,8 +455,8 @@ async fn every_worker_follows_and_is_counted() -> Result<()> {
         ))))?;
     }
     scene.accepted(version(7, 30)).await?;
-    // Each VM reports the version that it has. The main thread's VM serves no requests, but has the
-    // state too.
+    // Each VM reports the version that it has. The main thread's VM serves no requests, but this VM
+    // has the state too.
     let vms = || async {
         let latest = scene
             .daemon

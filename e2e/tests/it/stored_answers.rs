@@ -1,5 +1,5 @@
-//! Answers that an engine keeps in memory: a request that names one goes to that engine, whichever
-//! worker, proxy or picker gets it.
+//! Answers that an engine keeps in memory: a request that names a stored answer reaches that
+//! engine, whichever worker, proxy or picker gets it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn respond(stack: &Stack, more: &Value) -> Result<ClientReply> {
     Ok(reply)
 }
 
-/// The id in a reply, streamed or not.
+/// Returns the id in a reply, streamed or not.
 fn id(reply: &ClientReply) -> Result<String> {
     let text = reply.text();
     let json = text
@@ -41,7 +41,7 @@ fn id(reply: &ClientReply) -> Result<String> {
         .to_owned())
 }
 
-/// Checks that all that follows the response goes to the endpoint that made it.
+/// Checks that all requests that name the response reach the endpoint that made the response.
 async fn followed_up(stack: &Stack, id: &str, by: &str) -> Result<()> {
     for _ in 0..3 {
         let reply = respond(stack, &json!({"previous_response_id": id, "stream": false})).await?;

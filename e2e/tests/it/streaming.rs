@@ -1,5 +1,5 @@
 //! Replies pass through unchanged while tokens are counted, and the in-flight ledger is released
-//! however a request ends.
+//! whichever way a request ends.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn streamed(tokens: u32) -> Value {
     body
 }
 
-/// A server that pauses before each write of a stream.
+/// Returns the options of a server that pauses before each write of a stream.
 fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
     ModelServerOptions {
         models: vec!["demo".into()],
@@ -33,8 +33,8 @@ fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
     }
 }
 
-/// Waits until no worker of the proxy counts a request in flight, as the daemon learns every
-/// second.
+/// Waits until no worker of the proxy counts a request in flight, according to the reports that the
+/// daemon gets every second.
 async fn nothing_in_flight(stack: &Stack) -> Result<()> {
     let idle = || async {
         let endpoints = stack.daemon.as_ref()?.endpoints().await.ok()?;

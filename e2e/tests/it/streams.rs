@@ -1,4 +1,4 @@
-//! Many streams open at once, to see which of them a drill breaks.
+//! Opens many streams at the same time, to see which streams a drill breaks.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,12 +12,12 @@ use testbed::model_server::ModelServerOptions;
 
 /// A stream whose first event has arrived.
 pub(crate) struct RunningStream {
-    /// The endpoint that serves it.
+    /// The endpoint that serves the stream.
     pub(crate) by: String,
     events: EventStream,
 }
 
-/// A server that pauses this long between two events.
+/// Returns the options of a server that pauses this long between two events.
 pub(crate) fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
     ModelServerOptions {
         models: vec!["demo".into()],
@@ -27,13 +27,13 @@ pub(crate) fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
     }
 }
 
-/// A request for a stream of this many events; `tag` makes its prompt unique.
+/// Returns a request for a stream of this many events. `tag` makes its prompt unique.
 pub(crate) fn chat(tag: &str, tokens: u32) -> Value {
     json!({"model": "demo", "stream": true, "max_tokens": tokens, "ignore_eos": true, "messages": [{"role": "user", "content": tag}]})
 }
 
 pub(crate) fn request(tag: &str, tokens: u32) -> Result<Request<client::Body>> {
-    // The SLO cannot be missed; it checks that the proxy forgets it at the end.
+    // No stream can miss this SLO. The SLO is set to check that the proxy forgets it at the end.
     Ok(Request::post("/v1/chat/completions")
         .header("x-slo-tpot-ms", "60000")
         .body(client::full(chat(tag, tokens).to_string()))?)
@@ -60,8 +60,8 @@ async fn begin(
     Ok(RunningStream { by, events })
 }
 
-/// Opens this many streams, each on its own connection and every second one by HTTP/2; returns when
-/// all have begun.
+/// Opens this many streams, each on a separate connection and every second one by HTTP/2. Returns
+/// when all have begun.
 pub(crate) async fn open(
     address: SocketAddr,
     count: usize,
@@ -85,7 +85,7 @@ pub(crate) async fn open(
     join_all(all).await.into_iter().collect()
 }
 
-/// Waits for all streams to end; returns how many were complete and how many broke off with an
+/// Waits for all streams to end. Returns how many were complete and how many broke off with an
 /// error.
 pub(crate) async fn ends(streams: Vec<RunningStream>) -> (usize, usize) {
     let ends = join_all(streams.into_iter().map(|running| running.events.rest())).await;

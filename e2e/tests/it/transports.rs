@@ -1,5 +1,5 @@
-//! HTTP calls as the transport of state: proxies can do by calls all that they do by one gRPC
-//! stream.
+//! HTTP calls as the transport of state: proxies can do by HTTP calls everything that they do by
+//! one gRPC stream.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::streams::{self, slow};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Only the scorers that these tests check.
+/// The configuration has only the scorers that these tests check.
 const CONFIG: &str = "apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
@@ -24,7 +24,7 @@ plugins:
 - type: prefix-cache-scorer
 ";
 
-/// A stack that uses this transport and leaves a silent daemon after one second.
+/// Describes a stack that uses this transport and leaves a silent daemon after one second.
 pub(crate) fn by(transport: &str) -> StackBuilder {
     let state =
         json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
@@ -94,7 +94,7 @@ async fn state_comes_by_calls_and_acknowledgements_and_reports_go() -> Result<()
 
 #[tokio::test]
 async fn calls_go_by_http_1_as_well() -> Result<()> {
-    // A proxy may allow only HTTP/1.1 to the daemon. EDS is gRPC, so Envoy then needs its hosts
+    // A proxy may allow only HTTP/1.1 to the daemon. EDS is gRPC, so Envoy then needs the hosts
     // from another source.
     let stack = by("http").without_waiting();
     let stack = stack.envoy_config(|config| {
@@ -130,9 +130,9 @@ async fn calls_go_by_http_1_as_well() -> Result<()> {
     Ok(())
 }
 
-/// Two proxies have one daemon. Each proxy includes the load of the other in its picks, and sends a
-/// prompt that the other placed to the same endpoint. `shared_state` and `drills_proxy` test this
-/// for streams.
+/// Checks that two proxies with one daemon pick as one. Each proxy includes the load of the other
+/// in its picks, and sends a prompt that the other placed to the same endpoint. `shared_state` and
+/// `drills_proxy` test this for streams.
 #[tokio::test]
 async fn two_proxies_pick_as_one_by_calls() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
@@ -164,7 +164,7 @@ async fn two_proxies_pick_as_one_by_calls() -> Result<()> {
     assert_eq!(streams::ends(running).await, (3, 0));
     apart(false).await?;
 
-    // Placements arrive within 100 ms on an idle machine. So the test waits longer than that in
+    // Placements arrive within 100 ms on an idle machine. So the test waits longer than 100 ms in
     // each round. One in eight prompts would agree by chance.
     let mut found = 0;
     for round in 0..12 {

@@ -1,6 +1,6 @@
-//! Clients that do not read their replies. The bytes that they leave in Envoy's buffers take no
-//! place from other clients. A client that reads slowly, or waits for an engine that thinks, is not
-//! cut off.
+//! Clients that do not read their replies. The bytes that these clients leave in Envoy's buffers
+//! take no place from other clients. A client that reads slowly, or waits for an engine that
+//! pauses, is not cut off.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,23 +17,23 @@ use tokio::task::JoinHandle;
 
 use crate::engine::head;
 
-/// Far above every time that is promised.
+/// The maximum wait for a change. It is far above every promised time.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How many requests the engine takes at once.
+/// The number of requests that the engine takes at the same time.
 const SEATS: u32 = 3;
 
 /// The time without a byte after which the filter resets a reply that its client does not read, in
 /// ms.
 const RESET_MS: u64 = 7_000;
 
-/// Longer than [`RESET_MS`].
+/// The pause of an engine in the middle of a reply. It is longer than [`RESET_MS`].
 const THOUGHT: Duration = Duration::from_secs(9);
 
 const BODY: &str = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
 
 /// An engine without metrics whose replies are as long as the request's header `x-bytes` says. A
-/// reply of 0 bytes is a stream with a long thought.
+/// reply of 0 bytes is a stream with a pause of [`THOUGHT`].
 struct SizedEngine {
     port: ReservedPort,
     task: JoinHandle<()>,
@@ -64,7 +64,7 @@ impl Drop for SizedEngine {
     }
 }
 
-/// Answers one request. An error of the connection ends it.
+/// Answers one request. Returns `None` if the connection fails.
 async fn answer(mut stream: TcpStream) -> Option<()> {
     let head = head(&mut stream).await?;
     let bytes = head
@@ -85,7 +85,7 @@ async fn answer(mut stream: TcpStream) -> Option<()> {
     std::future::pending().await // Envoy closes the connection
 }
 
-/// Streams 40 KB, thinks, and ends.
+/// Streams 40 KB, pauses for [`THOUGHT`], and ends.
 async fn think(mut stream: TcpStream) -> Option<()> {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
     stream.write_all(head.as_bytes()).await.ok()?;
@@ -123,7 +123,7 @@ async fn start(front: PickerMode, engine: &SizedEngine, folder: &std::path::Path
     builder(front, engine, folder, SEATS)?.start().await
 }
 
-/// A number of the only endpoint on `/debug/endpoints`.
+/// Returns a number of the only endpoint on `/debug/endpoints`.
 async fn number(stack: &Stack, name: &str) -> Option<u64> {
     let page = stack
         .daemon
@@ -168,9 +168,9 @@ async fn windowless(stack: &Stack) -> Result<RawConnection> {
 async fn ask(raw: &mut RawConnection, stream: u32, bytes: usize) -> Result<()> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap_or(0)], text.as_bytes()].concat();
     let fields = [
-        b"\x83\x86\x04".to_vec(), // POST, http, and a path
+        b"\x83\x86\x04".to_vec(), // The bytes are POST, http, and a path.
         text("/v1/chat/completions"),
-        b"\x01".to_vec(), // :authority
+        b"\x01".to_vec(), // This byte names `:authority`.
         text("x"),
         b"\x00".to_vec(),
         text("x-bytes"),
@@ -181,7 +181,7 @@ async fn ask(raw: &mut RawConnection, stream: u32, bytes: usize) -> Result<()> {
     raw.write(frame(0, 1, stream, BODY.as_bytes())).await
 }
 
-/// Sends twenty requests. Every seventh is for a reply of 12 MiB, the others for 1 KB.
+/// Sends twenty requests. Every seventh is for a reply of 12 MiB, the others are for 1 KB.
 async fn ask_twenty(raw: &mut RawConnection) -> Result<()> {
     for number in 0..20 {
         let bytes = if number % 7 == 6 { 12 << 20 } else { 1_000 };
@@ -225,7 +225,7 @@ async fn honest(stack: &Stack, bytes: usize) -> Result<usize> {
     Ok(reply.body.len())
 }
 
-/// Reads a reply of 24 MiB for as long as a thought. False if its status is not 200.
+/// Reads a reply of 24 MiB for as long as [`THOUGHT`]. Returns false if the status is not 200.
 fn read_slowly(mut raw: RawConnection) -> JoinHandle<Result<bool>> {
     tokio::spawn(async move {
         let head = raw.read_until(b"\r\n\r\n").await?;
@@ -254,8 +254,8 @@ async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cu
     until(&stack, "in_flight", 0).await?;
     assert_eq!(unread_total(&stack).await?, 0, "their replies had ended");
 
-    // The end of these replies does not reach the proxy. They fill the engine's seats, and another
-    // client waits for the seats.
+    // The end of these replies does not reach the proxy. These endless replies fill the engine's
+    // seats, and another client waits for a seat.
     ask(&mut raw, 7, 12 << 20).await?;
     ask(&mut raw, 9, 12 << 20).await?;
     let _silent = ask_http1(&stack, 32 << 20).await?;
@@ -264,8 +264,8 @@ async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cu
     until(&stack, "unread", 3).await?;
     assert_eq!(unread_total(&stack).await?, 3);
 
-    // These replies take no seat any more. A client that reads slowly and a client that waits for a
-    // thought have two seats.
+    // The reset replies no longer use the engine's seats. A client that reads slowly and a client
+    // whose engine pauses have two seats.
     let slow = read_slowly(ask_http1(&stack, 24 << 20).await?);
     let thought = honest(&stack, 0);
     until_reset(&mut raw, vec![7, 9]).await?;
@@ -295,7 +295,7 @@ async fn twenty_unread_replies_take_no_place_of_others_through_ext_proc() -> Res
     Ok(())
 }
 
-/// Run by `make e2e-long`.
+/// `make e2e-long` runs these tests.
 mod slow {
     use std::time::Instant;
 
@@ -303,7 +303,7 @@ mod slow {
 
     use super::*;
 
-    /// Requests of others would expire after five seconds.
+    /// The requests of other clients would expire after five seconds.
     #[tokio::test]
     async fn requests_beside_unread_replies_do_not_wait() -> Result<()> {
         const TTL_S: u32 = 5;

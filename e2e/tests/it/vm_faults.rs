@@ -52,7 +52,8 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
     let stack = trappable()?.servers(3).concurrency(4).start().await?;
     let load = LoadGenerator::start(stack.address(), CLIENTS);
     load.wait_for_more(100, LIMIT).await?;
-    let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // a worker that became ready a moment later may have parked some
+    // A worker that became ready later may have parked some requests.
+    let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?;
     for _ in 0..TRAPS {
         let reply = trap(&stack).await?;
         assert_eq!(
@@ -65,8 +66,8 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
         ledger_metrics::close_but("a VM traps six times", load, &stack, drill::is_of_a_trap)
             .await?;
     let failed = outcome.failures.len();
-    // For each trap, a client loses at most the request that it had at that worker at that moment,
-    // or while the VM recovered. Envoy's log also has the requests that trapped.
+    // For each trap, a client loses at most the request that it had at the trapped worker at that
+    // moment, or while the worker's VM recovered. Envoy's log also has the requests that trapped.
     assert!(failed <= CLIENTS * TRAPS, "{:?}", outcome.failures);
     ledger_metrics::agree(&stack, failed + TRAPS, drill::is_lost_to_a_trap).await?;
 
@@ -96,8 +97,8 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
     Ok(())
 }
 
-/// By Envoy's default a worker is out for about a second after a trap; the shipped configuration
-/// sets 10 ms.
+/// By Envoy's default, a worker serves nothing for about a second after a trap. The shipped
+/// configuration sets 10 ms.
 #[tokio::test]
 async fn a_worker_heals_long_before_envoys_default() -> Result<()> {
     let stack = trappable()?.servers(1).start().await?;
@@ -149,7 +150,7 @@ async fn streams_of_the_vm_that_trapped_end_and_are_not_held_against_the_engine(
         one.is_err() && two.is_err(),
         "the clients see that the streams broke: {one:?} {two:?}"
     );
-    // The VM that counted these requests is gone, and its in-flight count with it.
+    // The VM that counted these requests is gone, and so is the VM's in-flight count.
     let idle = || async {
         let endpoints = stack.daemon.as_ref()?.endpoints().await.ok()?;
         endpoints
@@ -195,8 +196,8 @@ async fn streams_of_other_workers_notice_nothing() -> Result<()> {
                 .is_ok_and(|events| events.last().is_some_and(|event| event.data == "[DONE]"))
         })
         .count();
-    // The kernel spreads connections over the four workers; all twelve go to one with a chance of
-    // one in four million.
+    // The kernel spreads connections over the four workers. All twelve reach one worker with a
+    // probability of one in four million.
     assert!(whole > 0, "streams of the other workers end normally");
     Ok(())
 }

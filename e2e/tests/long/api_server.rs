@@ -17,8 +17,8 @@ use crate::cluster::TestCluster;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The longest wait of the client between two attempts: discovery may notice the end of an outage
-/// this much later.
+/// The maximum delay until discovery notices the end of an outage, which exceeds the longest wait
+/// of the client between two attempts.
 const BOUND: Duration = Duration::from_secs(15);
 
 async fn ready(discovery: &Discovery<Kubernetes>) -> Option<BTreeSet<String>> {

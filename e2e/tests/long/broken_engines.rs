@@ -8,15 +8,16 @@ use testbed::Result;
 use testbed::broken_pools::BrokenPools;
 use testbed::second_envoy::SecondEnvoy;
 
-/// Ten times what mending should take.
+/// The maximum time until a mended engine gets traffic again: ten times as long as this should
+/// take.
 const MENDED_LIMIT: Duration = Duration::from_secs(100);
 
-/// The largest share of all requests after the first seconds that a broken engine may get.
+/// The maximum share of all requests after the first seconds that a broken engine may get.
 const SHARE_MAX: f64 = 0.02;
 
 /// The number of probes that each proxy sends in the measured time. A broken engine may always get
-/// these, and one more from each worker, because two workers may probe at the same time. On a busy
-/// machine they are more than [`SHARE_MAX`], because fewer requests run in that time.
+/// these probes, and one more from each worker, because two workers may probe at the same time. On
+/// a busy machine the probes are more than [`SHARE_MAX`], because fewer requests run in that time.
 const PROBES: u64 = 4;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,5 @@
 //! Requests that flow control holds while their proxy stops, is replaced, or loses its VM, and
-//! thousands of them at once.
+//! thousands of held requests at the same time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +20,8 @@ use tokio::task::JoinHandle;
 const LIMIT: Duration = Duration::from_secs(90);
 const WAVE: usize = 8;
 
-/// The output tokens of a request, which take the engine for long enough to see what is held.
+/// The output tokens of a request. The engine needs long enough for them that the test sees what is
+/// held.
 const TOKENS: u32 = 400;
 
 async fn until_queued(stack: &Stack, enough: impl Fn(u64) -> bool) -> Result<()> {
@@ -103,12 +104,13 @@ async fn a_hot_restart_serves_what_the_old_process_holds() -> Result<()> {
     )?;
     all_served(wave).await?;
     let first = std::mem::replace(&mut stack.envoy, second);
-    drop(first); // every request is answered
+    drop(first); // Every request is answered before this Envoy ends.
     all_served(queued_requests::send(&stack, 1, "chat", 1)?).await
 }
 
-/// Envoy makes no more calls to a VM that has trapped, so a request that was held there waits until
-/// Envoy's own limit for silent streams. Requests that had gone to the engine end at once.
+/// Envoy makes no more calls to a VM that has trapped, so a request that this VM held waits until
+/// Envoy's own limit for silent streams. Requests that the VM had sent to the engine end
+/// immediately.
 #[tokio::test]
 async fn what_a_vm_held_that_trapped_is_answered_by_the_idle_timeout() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -168,10 +170,11 @@ async fn what_a_vm_held_that_trapped_is_answered_by_the_idle_timeout() -> Result
     until_queued(&stack, |held| held == 0).await
 }
 
-/// Streams of a connection to Envoy.
+/// The maximum number of streams on one connection to Envoy.
 const STREAMS_MAX: usize = 250;
 
-/// An engine whose streams last long, and whose other replies come at once.
+/// Returns the options of an engine whose streams last long, and whose other replies come
+/// immediately.
 fn streaming_engine() -> ModelServerOptions {
     ModelServerOptions {
         models: vec!["demo".into()],
@@ -239,7 +242,8 @@ async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
     Ok(())
 }
 
-/// Envoy is stopped until all requests have expired, so one tick finds all of them.
+/// Checks that requests expire together: Envoy is stopped until all requests have expired, so one
+/// tick finds all of them.
 #[tokio::test]
 async fn three_thousand_requests_expire_at_once() -> Result<()> {
     const HELD: usize = 3_000;

@@ -15,7 +15,7 @@ use testbed::{Result, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Process ids of the proxies that the daemon knows.
+/// Returns the process ids of the proxies that the daemon knows.
 async fn processes(stack: &Stack) -> Option<Vec<String>> {
     let state = stack
         .daemon
@@ -110,7 +110,7 @@ async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()>
     };
     wait_for(LIMIT, "the daemon to know only the new process", one).await?;
     load.wait_for_more(100, LIMIT).await?;
-    stack.envoy = second; // the checks below read its statistics
+    stack.envoy = second; // The checks below read the statistics of the second Envoy.
     ledger_metrics::close("Envoy hot-restarted", load, &stack).await?;
     assert!(stack.envoy.process().check_running().is_ok());
     Ok(())

@@ -14,8 +14,8 @@ use testbed::load::LoadGenerator;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, drill, wait_for};
 
-/// A leader's lease is 3 s, and a VM waits 10 s after a loss before it connects to the daemon
-/// again.
+/// The maximum wait for a new leader. A leader's lease is 3 s, and a VM waits 10 s after a loss
+/// before it connects to the daemon again.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn trappable() -> Result<StackBuilder> {
@@ -24,7 +24,7 @@ fn trappable() -> Result<StackBuilder> {
         .picker(json!({"explain": true})))
 }
 
-/// An endpoints file with these servers; each has the label `note`.
+/// Returns an endpoints file with these servers, each with the label `note`.
 fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
     let row = |index: &usize| {
         let address = stack.servers[*index].addr();
@@ -98,7 +98,8 @@ async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
 async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     const CLIENTS: usize = 4;
     let mut stack = trappable()?.servers(3).concurrency(4).start().await?;
-    // First lose the main thread's VM, as above, so that a worker's VM becomes the leader.
+    // The test first loses the main thread's VM, as above, so that a worker's VM becomes the
+    // leader.
     let poison = labelled(&stack, &[0, 1, 2], drill::TRAP);
     stack.daemon()?.settings().write_endpoints_file(&poison)?;
     stack
@@ -119,7 +120,8 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
         )
         .await?;
 
-    // Now trap the worker that happens to get the connection, until that worker was the leader.
+    // The test traps the worker that happens to get the connection, and repeats this until a
+    // trapped worker was the leader.
     let load = LoadGenerator::start(stack.address(), CLIENTS);
     let traps = Cell::new(0);
     let replaced = || async {
@@ -166,8 +168,8 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     Ok(())
 }
 
-/// The situation is the same as when a machine sleeps: leases run out and streams time out while no
-/// process can notice.
+/// Tests a proxy that was stopped for a long time, as when a machine sleeps: leases expire and
+/// streams time out while no process can notice.
 #[tokio::test]
 async fn a_proxy_that_was_stopped_for_long_goes_on() -> Result<()> {
     let mut stack = Stack::builder()

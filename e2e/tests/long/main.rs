@@ -1,5 +1,5 @@
-//! Slow drills on a real Envoy: a lease expires, a pause is waited out, a process drains. `make
-//! e2e-long` runs them.
+//! Slow drills on a real Envoy: a lease expires, the proxy waits for the end of a pause, a process
+//! drains. `make e2e-long` runs these drills.
 
 #![allow(clippy::expect_used, reason = "a test fails at the first error")]
 #![allow(clippy::print_stdout, reason = "a skipped test prints why")]

@@ -1,4 +1,5 @@
-//! How much one lying engine, or one client with invented names, may harm the others.
+//! Tests how much one engine with false reports, or one client with invented names, may harm the
+//! others.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,18 +20,18 @@ const LIMIT: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 40;
 const ROUNDS: usize = 10;
 
-/// The requests after the first of their client.
+/// The number of requests that are not the first of their client.
 const RETURNS: usize = CLIENTS * (ROUNDS - 1);
 
-/// The experience of the clients of a pool.
+/// The results of the clients of a pool.
 struct PoolOutcome {
-    /// Requests that went to another engine than the client's request before.
+    /// The number of requests that reached another engine than the client's request before.
     moved: usize,
-    /// The longest time, in ms, that a pick expects the output of a request to take.
+    /// The longest time, in ms, that a pick expected for the output of a request.
     decode_ms: f64,
 }
 
-/// An engine that reports this many tokens for each reply of 64 bytes.
+/// Starts an engine that reports this many tokens for each reply of 64 bytes.
 async fn reporting(tokens: u32) -> Result<PlainEngine> {
     let body = json!({
         "id": "1", "object": "chat.completion", "model": "demo",
@@ -45,7 +46,7 @@ async fn reporting(tokens: u32) -> Result<PlainEngine> {
     Ok(PlainEngine::start(([127, 0, 0, 1], 0).into(), behaviour).await?)
 }
 
-/// A request with a prompt of 20 KB and no limit on its output.
+/// Returns a request with a prompt of 20 KB and no limit on its output.
 fn chat(client: usize, round: usize) -> Value {
     let prompt = format!(
         "{client} clients. {}{round}",
@@ -54,7 +55,7 @@ fn chat(client: usize, round: usize) -> Value {
     json!({"model": "demo", "messages": [{"role": "user", "content": prompt}]})
 }
 
-/// Sends the requests of a client. Returns how many went to another engine than the one before.
+/// Sends the requests of a client. Returns how many reached another engine than the request before.
 async fn moves(proxy: SocketAddr, number: usize) -> Result<usize> {
     let mut moved = 0;
     let mut last: Option<String> = None;
@@ -70,7 +71,8 @@ async fn moves(proxy: SocketAddr, number: usize) -> Result<usize> {
     Ok(moved)
 }
 
-/// Lets all clients use a pool of four engines. One of them reports this many tokens per reply.
+/// Lets all clients use a pool of four engines. One of the engines reports this many tokens per
+/// reply.
 async fn outcome(tokens: u32) -> Result<PoolOutcome> {
     let engine = reporting(tokens).await?;
     let others = ModelServerOptions {
@@ -148,7 +150,7 @@ async fn invented_names_leave_the_page_small_and_a_row_for_the_real_model() -> R
             line.starts_with("llm_d_epp_request_total{") && line.contains("model_name=\"demo\"")
         });
         let counts = rows.filter_map(|row| row.rsplit(' ').next()?.parse::<f64>().ok());
-        // Each worker takes the name as real after the first answer by it.
+        // Each worker treats the name as real after its first answer with this name.
         let has_all = counts.sum::<f64>() >= REAL as f64 - 2.0;
         has_all.then_some(page.len())
     };

@@ -2,12 +2,13 @@
 //!
 //! `SOAK_SECONDS` is the length, 10 minutes by default. The slope of memory is fitted to the minima
 //! of 16 blocks of samples. The first third of the samples is left out as warm-up, in which
-//! connection pools, prefix indexes and the allocators' arenas fill once. Minima are used because
-//! memory at a minimum was not given back; peaks are traffic. The bounds are those of least
-//! squares, one-sided 95 % each (t with 14 degrees of freedom). Neighbouring blocks are not quite
-//! independent, so the bounds are a little too narrow. Only hours of traffic can show growth below
-//! 1 MB an hour. Shorter runs therefore fail only if even the lower bound of the slope is above the
-//! limit. Runs of an hour or more fail if the upper bound is above the limit.
+//! connection pools, prefix indexes and the allocators' arenas fill once. The fit uses minima,
+//! because the process did not give back the memory that it still has at a minimum, whereas peaks
+//! come from traffic. The bounds are those of least squares, one-sided 95 % each (t with 14 degrees
+//! of freedom). Neighbouring blocks are not quite independent, so the bounds are a little too
+//! narrow. Only hours of traffic can show growth below 1 MB an hour. Shorter runs therefore fail
+//! only if even the lower bound of the slope is above the limit. Runs of an hour or more fail if
+//! the upper bound is above the limit.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use testbed::{Result, wait_for};
 const LIMIT: Duration = Duration::from_secs(60);
 const SAMPLE: Duration = Duration::from_millis(500);
 const BLOCKS: usize = 16;
-/// One-sided 95 % quantile of Student's t with `BLOCKS - 2` degrees of freedom.
+/// The one-sided 95 % quantile of Student's t with `BLOCKS - 2` degrees of freedom.
 const T95: f64 = 1.761;
 const SLOPE_MB_PER_HOUR_MAX: f64 = 1.0;
 const CLIENTS: usize = 6;
@@ -33,7 +34,7 @@ const CLIENTS: usize = 6;
 /// The requests and replies of the clients.
 #[derive(Debug, Default)]
 struct SoakCounts {
-    /// Requests that can be picked for and that the client waits for.
+    /// The number of requests that the proxy can pick for and whose replies the client awaits.
     sent: AtomicUsize,
     served: AtomicUsize,
     left: AtomicUsize,
@@ -48,7 +49,7 @@ fn seconds() -> u64 {
         .unwrap_or(600)
 }
 
-/// Resident memory of a process, in MB of 2^20 bytes.
+/// Returns the resident memory of a process, in MB of 2^20 bytes.
 fn rss_mb(id: u32) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
     let line = status
@@ -60,13 +61,13 @@ fn rss_mb(id: u32) -> Result<f64> {
 }
 
 fn chat(number: usize, stream: bool) -> Value {
-    // Conversations that recur, of very different lengths.
+    // Conversations recur, and have very different lengths.
     let system = format!("{} is who you are. ", number % 23).repeat(1 + (number % 7) * 300);
     let messages = json!([{"role": "system", "content": system}, {"role": "user", "content": format!("question {number}")}]);
     json!({"model": "demo", "stream": stream, "max_tokens": 4 + number % 12, "messages": messages})
 }
 
-/// Sends one request, of a kind that its number decides.
+/// Sends one request, whose kind depends on its number.
 async fn one(address: SocketAddr, number: usize, tally: &SoakCounts) -> Result<()> {
     let count = |counter: &AtomicUsize| counter.fetch_add(1, Ordering::Relaxed);
     let post = |body: String| {
@@ -120,7 +121,7 @@ async fn traffic(
     Ok(())
 }
 
-/// Slope of the block minima, and its one-sided 95 % bounds, in MB per hour.
+/// Returns the slope of the block minima, and its one-sided 95 % bounds, in MB per hour.
 fn slope(samples: &[(f64, f64)]) -> (f64, f64, f64) {
     let settled = &samples[samples.len() / 3..];
     let block = settled.len() / BLOCKS;
@@ -242,8 +243,8 @@ async fn memory_stays_and_counters_agree() -> Result<()> {
         (0, 0),
         "every request was served"
     );
-    // The filter, the clients and the daemon must count the same number of picks.
-    // The filter adds its picks to the proxy's counter at the next tick.
+    // The filter, the clients and the daemon must all count the same number of picks. The filter
+    // adds its picks to the proxy's counter at the next tick.
     let sent = i64::try_from(asked + left)?;
     let picked = stack
         .envoy

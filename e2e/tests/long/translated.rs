@@ -52,7 +52,8 @@ async fn what_envoy_gateway_makes_of_the_manifest_picks() -> Result<()> {
         *config = made.deliver(&path).expect("a folder that can be written");
     });
     let stack = builder.start().await?;
-    // Larger than the buffer limit of the manifest, 64 KiB, which a patch of the manifest raises.
+    // The body is larger than the manifest's original buffer limit of 64 KiB, which a patch of the
+    // manifest raises.
     let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "lorem ".repeat(50_000)}]}).to_string();
     for _ in 0..5 {
         let request = Request::post("/v1/chat/completions")

@@ -78,8 +78,8 @@ rules! {
     ];
 }
 
-/// The dependency rule that deny.toml cannot express, because it checks one graph for all crates:
-/// what the wasm module is built from.
+/// Checks which crates the wasm module is built from. `deny.toml` cannot express this rule, because
+/// it checks one graph for all crates.
 #[test]
 fn the_module_is_built_without_the_daemons_stack() {
     let output = std::process::Command::new(env!("CARGO"))

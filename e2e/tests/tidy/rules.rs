@@ -1,4 +1,4 @@
-//! The rules. Each returns one line per complaint, and none if the rule is kept.
+//! The rules. Each rule returns one line per complaint, and no line if the files keep the rule.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +13,9 @@ const ADAPTER: &[&str] = &[
     HOST,
 ];
 const HOST: &str = "filter/src/host/abi.rs";
-/// Wraps the adapter's contexts, in test builds only.
+/// The file that wraps the adapter's contexts, in test builds only.
 const WRAPPER: &str = "filter/src/drill/vm_time.rs";
-/// Hands out raw memory.
+/// The file that allocates raw memory.
 const ALLOCATOR: &str = "filter/src/allocator.rs";
 
 /// The maximum number of lines of the adapter's files together, before tests: the adapter
@@ -24,8 +24,8 @@ const ADAPTER_LINES_MAX: usize = 900;
 
 const GENERATED: [&str; 2] = ["crates/proto/src/gen/", "crates/discovery/src/etcd/gen/"];
 
-/// Methods of the SDK's context traits that call the host. These methods panic if the host returns
-/// an error, so the adapter implements the traits but must not call these methods.
+/// Methods of the SDK's context traits that call the host. The methods panic if the host returns an
+/// error, so the adapter implements the traits but must not call these methods.
 const HOST_METHODS: &[&str] = &[
     "self.get_http_",
     "self.set_http_",
@@ -105,8 +105,8 @@ pub(crate) fn hostcalls_stay_in_host(tree: &SourceTree) -> Vec<String> {
 /// A request header that the picker sets, so that its length is not a client's choice.
 const OWN_HEADER: &str = "X-GATEWAY-DESTINATION-ENDPOINT";
 
-/// A header or path may be as long as all headers of a request together: 60 KiB in each line of the
-/// log.
+/// Checks that access logs cut values that clients write. A header or path may be as long as all
+/// headers of a request together, which is 60 KiB in each line of the log.
 pub(crate) fn access_logs_cut_what_clients_write(tree: &SourceTree) -> Vec<String> {
     let files = tree
         .under("envoy-config/", ".yaml")
@@ -129,9 +129,8 @@ pub(crate) fn access_logs_cut_what_clients_write(tree: &SourceTree) -> Vec<Strin
 }
 
 /// Files that may borrow from a `RefCell`. Borrowing a cell twice traps, and a trap fails all
-/// streams of a worker. So cells are borrowed only where a callback enters the module, in these
-/// files. All code called from there gets references, and the compiler checks that none is borrowed
-/// twice.
+/// streams of a worker. So only these files, in which callbacks enter the module, borrow cells. The
+/// code that they call gets references, and the compiler checks that no cell is borrowed twice.
 const CELLS: &[&str] = &[
     "filter/src/lib.rs",
     "filter/src/resume.rs",
@@ -141,10 +140,10 @@ const CELLS: &[&str] = &[
     "filter/src/http/http_stream.rs",
     "filter/src/vm.rs",
     "filter/src/vm/leading.rs",
-    // Only names the type.
+    // These files only name the type.
     "filter/src/vm/replica.rs",
     "filter/src/vm/vm_slot.rs",
-    // Tests and drills.
+    // These files are tests and drills.
     "filter/src/drill.rs",
     "filter/src/drill/sharing_cost.rs",
     "filter/src/fake.rs",
@@ -249,8 +248,8 @@ pub(crate) fn modules_have_names(tree: &SourceTree) -> Vec<String> {
 }
 
 pub(crate) fn nothing_is_of_one_machine(tree: &SourceTree) -> Vec<String> {
-    // Each path is written in two parts, so that this file does not contain what it forbids. The
-    // last path is that of this checkout.
+    // Each path is written in two parts, so that this file does not contain the paths that it
+    // forbids. The last path is the path of this checkout.
     let places = [
         concat!("/ro", "ot/"),
         concat!("/ho", "me/"),
@@ -317,7 +316,8 @@ pub(crate) fn fuzz_crates_stand_alone(tree: &SourceTree) -> Vec<String> {
     joined.map(|file| format!("{}: a fuzz crate needs nightly and must not be a workspace member: add [workspace]", file.path)).collect()
 }
 
-/// Clippy reads one `clippy.toml` per crate and does not merge it with the root's.
+/// Checks that each pure crate repeats the bans of the root's `clippy.toml`. Clippy reads one
+/// `clippy.toml` per crate and does not merge it with the root's.
 pub(crate) fn pure_crates_repeat_the_bans(tree: &SourceTree) -> Vec<String> {
     let bans = |text: &str| -> BTreeSet<String> {
         text.split("path = \"")
@@ -457,9 +457,9 @@ pub(crate) fn documented_drills_exist(tree: &SourceTree) -> Vec<String> {
 struct RecipeExample {
     /// The start of the recipe's first line.
     title: &'static str,
-    /// The name in place of `NAME` in the recipe's paths.
+    /// The name that replaces `NAME` in the recipe's paths.
     name: &'static str,
-    /// Each file that a new case touches names one of these.
+    /// The marks of the new case. Each file that the case touches contains at least one of them.
     marks: &'static [&'static str],
 }
 
@@ -497,11 +497,12 @@ const RECIPES: [RecipeExample; 4] = [
     },
 ];
 
-/// A recipe lists every file that its example is in, so that a reader who follows it is done.
+/// Checks that a recipe lists every file that its example is in, so that a reader who follows the
+/// recipe is done.
 pub(crate) fn recipes_list_every_file(tree: &SourceTree) -> Vec<String> {
     let guide = tree.text("CONTRIBUTING.md");
     let crates = ["crates/", "control-plane/src/", "filter/src/"];
-    // The twin must know each scorer.
+    // The second implementation in the tests must know each scorer.
     let twin = "crates/scheduler/tests/it/oracle.rs";
     let is_product = |path: &str| {
         if path == twin {
@@ -541,7 +542,7 @@ pub(crate) fn recipes_list_every_file(tree: &SourceTree) -> Vec<String> {
 
 // === helpers ===
 
-/// One complaint for each line of code that `judge` objects to.
+/// Returns one complaint for each line of code that `judge` objects to.
 fn complain<'a>(
     files: impl Iterator<Item = &'a SourceFile>,
     judge: impl Fn(&SourceFile, &str) -> Option<&'static str>,
@@ -558,7 +559,7 @@ fn complain<'a>(
     complaints
 }
 
-/// Names under `[dependencies]` in a manifest.
+/// Returns the names under `[dependencies]` in a manifest.
 fn dependencies(manifest: &str) -> Vec<String> {
     let section = manifest
         .lines()
@@ -574,8 +575,8 @@ fn dependencies(manifest: &str) -> Vec<String> {
         .collect()
 }
 
-/// The word (letters, digits, dashes, underscores) after each occurrence of `marker` that is at the
-/// start of a word.
+/// Returns the word (letters, digits, dashes, underscores) after each occurrence of `marker` that
+/// is at the start of a word.
 fn after<'a>(text: &'a str, marker: &'a str) -> impl Iterator<Item = &'a str> {
     text.match_indices(marker).filter_map(move |(at, _)| {
         let starts_word = text[..at]

@@ -14,7 +14,7 @@ const UNREAD: &[&str] = &[
     "e2e/tests/tidy",
 ];
 
-/// Extensions of the files that are read: everything that contributors edit.
+/// The extensions of the files that are read: everything that contributors edit.
 const READ: &[&str] = &[
     "rs", "toml", "yaml", "yml", "md", "py", "sh", "proto", "txt", "json",
 ];
@@ -31,7 +31,7 @@ pub(crate) struct SourceTree(pub(crate) Vec<SourceFile>);
 // === impl SourceTree ===
 
 impl SourceTree {
-    /// Every file of the work tree that contributors edit.
+    /// Reads every file of the work tree that contributors edit.
     pub(crate) fn of_repository() -> Self {
         let root = root();
         let mut files = Vec::new();
@@ -45,7 +45,7 @@ impl SourceTree {
         Self(files)
     }
 
-    /// The files whose path satisfies `wanted`.
+    /// Returns the files whose path satisfies `wanted`.
     pub(crate) fn where_path(
         &self,
         wanted: impl Fn(&str) -> bool,
@@ -53,7 +53,8 @@ impl SourceTree {
         self.0.iter().filter(move |file| wanted(&file.path))
     }
 
-    /// The files under `folder` (which ends in `/`, or is empty for all) that end in `suffix`.
+    /// Returns the files under `folder` that end in `suffix`. `folder` ends in `/`, or is empty for
+    /// all files.
     pub(crate) fn under(
         &self,
         folder: &'static str,
@@ -62,7 +63,7 @@ impl SourceTree {
         self.where_path(move |path| path.starts_with(folder) && path.ends_with(suffix))
     }
 
-    /// The text of one file; empty if there is none.
+    /// Returns the text of one file, or an empty text if the file does not exist.
     pub(crate) fn text(&self, path: &str) -> &str {
         self.0
             .iter()
@@ -74,19 +75,19 @@ impl SourceTree {
 // === impl SourceFile ===
 
 impl SourceFile {
-    /// Numbered lines of code: without comments, and without the unit tests at the end.
+    /// Returns the numbered lines of code, without comments, and without the unit tests at the end.
     pub(crate) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         self.before_tests()
             .filter(|(_, line)| !line.trim_start().starts_with("//"))
     }
 
-    /// Numbered lines up to the unit tests at the end of the file.
+    /// Returns the numbered lines up to the unit tests at the end of the file.
     pub(crate) fn before_tests(&self) -> impl Iterator<Item = (usize, &str)> {
         self.lines()
             .take_while(|(_, line)| !line.starts_with("#[cfg(test)]"))
     }
 
-    /// All lines, numbered from 1.
+    /// Returns all lines, numbered from 1.
     pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text
             .lines()
@@ -95,7 +96,7 @@ impl SourceFile {
     }
 }
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }

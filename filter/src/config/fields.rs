@@ -53,7 +53,7 @@ pub enum ConfigShape {
     Path,
 }
 
-/// The minimum length of a secret. 16 random characters cannot be guessed.
+/// The minimum length of a secret, in bytes: 16 random characters cannot be guessed.
 const SECRET_BYTES_MIN: usize = 16;
 
 macro_rules! number {
@@ -294,7 +294,7 @@ impl ConfigField {
 // === impl FieldKind ===
 
 impl FieldKind {
-    /// Sets the field. `None` if the value is not allowed.
+    /// Sets the field in `config`. Returns `None` if the value is not allowed.
     pub fn set(&self, config: &mut FilterConfig, value: ConfigValue) -> Option<()> {
         match (self, value) {
             (Self::Number { min, max, set, .. }, ConfigValue::Number(number)) => {
@@ -342,7 +342,8 @@ impl ConfigShape {
         match self {
             Self::Name => printable && (1..=NAME_BYTES_MAX).contains(&text.len()),
             Self::OptionalName => printable && text.len() <= NAME_BYTES_MAX,
-            // HTTP/2 allows these header names, so the proxy cannot refuse the header later.
+            // Only header names that HTTP/2 allows are accepted, so that the proxy cannot refuse
+            // the header later.
             Self::Header => {
                 (1..=128).contains(&text.len())
                     && text

@@ -1,5 +1,5 @@
 //! Reads a configuration into a tree, with the JSON reader for request bodies. `serde_json` would
-//! make the module 10 KB larger, which its size limit does not allow.
+//! make the module 10 KB larger, which the module's size limit does not allow.
 
 use exchange::json::{JsonError, JsonKind, JsonReader};
 
@@ -8,17 +8,17 @@ const DEPTH_MAX: u32 = 8;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigValue {
-    /// A whole number, 0 or more.
+    /// A whole number that is 0 or more.
     Number(u64),
     Text(String),
     Flag(bool),
     List(Vec<ConfigValue>),
     Object(ConfigFields),
-    /// Any other value: null, another number, or a value that is nested too deep.
+    /// A value of another kind: null, another number, or a value that is nested too deep.
     Other,
 }
 
-/// Members of an object, by name. If a name occurs twice, the last member is used.
+/// The members of an object, by name. If a name occurs twice, the last member is used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConfigFields(Vec<(String, ConfigValue)>);
 
@@ -75,7 +75,7 @@ impl ConfigFields {
         Some(self.0.swap_remove(position).1)
     }
 
-    /// Returns the name of any member that was not removed.
+    /// Returns the name of one member that was not removed.
     #[must_use]
     pub fn left(&self) -> Option<&str> {
         self.0.iter().map(|(name, _)| name.as_str()).min()

@@ -13,8 +13,8 @@ use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
 use crate::shared_data::vm_table::VmTable;
 use crate::vm::replica::{PoolReplica, decode};
 
-/// The request header that requests the cost of sharing instead of a normal reply. Its value has
-/// the numbers of peers and endpoints: `peers/endpoints`.
+/// The request header that asks for the cost of sharing instead of a normal reply. The value of the
+/// header has the numbers of peers and endpoints: `peers/endpoints`.
 pub const COST: &[u8] = b"x-drill-cost";
 
 /// The header value that requests the cost of sharing in the last picks of real requests.
@@ -28,33 +28,33 @@ const ROUNDS: u64 = 2_000;
 const CHANGES: usize = 6;
 
 thread_local! {
-    /// Cost of sharing for each of the last picks, in ns.
+    /// The cost of sharing in each of the last picks, in ns.
     static PICKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     /// The time that the current pick has spent on sharing so far, in ns.
     static PENDING: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Measures one of the two times that a pick spends on sharing, until it is dropped, without the
-/// time of reading the clock.
+/// A timer of one of the two times that a pick spends on sharing. The timer runs until it is
+/// dropped, and subtracts the time of reading the clock.
 #[derive(Debug)]
 pub struct PickTimer<'h, H: Host> {
     host: &'h H,
     began: Timestamp,
     reading_ns: u64,
-    /// Whether this is the time after the pick.
+    /// Whether the timer measures the time after the pick.
     is_last: bool,
 }
 
 // === impl PickTimer ===
 
 impl<'h, H: Host> PickTimer<'h, H> {
-    /// Measures the reading before a pick.
+    /// Starts to measure the reading of other VMs' data before a pick.
     pub fn before_pick(host: &'h H) -> Self {
         PENDING.set(0);
         Self::start(host, false)
     }
 
-    /// Measures the writing after a pick.
+    /// Starts to measure the writing of this VM's data after a pick.
     pub fn after_pick(host: &'h H) -> Self {
         Self::start(host, true)
     }
@@ -89,8 +89,8 @@ impl<H: Host> Drop for PickTimer<'_, H> {
     }
 }
 
-/// Returns the number of recorded picks, and their cost of sharing in µs: mean, mean without the
-/// slowest hundredth, median, p99.
+/// Returns the number of recorded picks, and four values of the cost of sharing of these picks, in
+/// µs: mean, mean without the slowest hundredth, median, p99.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
 fn live() -> String {
     let mut picks = PICKS.take();
@@ -103,8 +103,8 @@ fn live() -> String {
             .unwrap_or(0))
     };
     let mean = |picks: &[u64]| us(picks.iter().sum()) / picks.len().max(1) as f64;
-    // Without the slowest hundredth, which the kernel interrupted, because there are more threads
-    // than cores.
+    // This mean excludes the slowest hundredth, which the kernel interrupted, because the machine
+    // has more threads than cores.
     let calm = mean(
         picks
             .get(..picks.len().saturating_mul(99) / 100)
@@ -121,9 +121,9 @@ fn live() -> String {
 
 /// Returns the cost of sharing for a pick in this VM with this many peers, each with load at this
 /// many endpoints. The result is JSON with the median time of each call, in µs. For the value
-/// [`LIVE`], returns the cost for the last picks.
+/// [`LIVE`], returns the cost of the last picks of real requests.
 ///
-/// `None` when the header is absent.
+/// Returns `None` if the header [`COST`] is absent.
 pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let mut pairs = crate::pairs::HeaderPairs::new(headers);
     let (_, value) = pairs.find(|(name, _)| *name == COST)?;
@@ -171,7 +171,8 @@ fn replica<H: Host>(host: &H, count: usize) -> Option<PoolReplica> {
     Some(replica)
 }
 
-/// Measures the calls of `me`. Between calls, the VMs in the slots before it change their reports.
+/// Measures the calls of the VM `me`. Before each round of calls, the VMs in lower slots change
+/// their load reports.
 fn measure<H: Host>(host: &H, me: VmContext<'_>, replica: &mut PoolReplica) -> String {
     let mut row = replica
         .pool
@@ -228,7 +229,8 @@ fn measure<H: Host>(host: &H, me: VmContext<'_>, replica: &mut PoolReplica) -> S
     )
 }
 
-/// Returns the median. A mean would mostly measure the moments when another process had the core.
+/// Returns the median. The median is used because a mean would mostly measure the moments when
+/// another process had the core.
 fn median(mut times: Vec<u64>) -> u64 {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or(0)
@@ -248,7 +250,7 @@ fn change_loads(report: &mut [u8], rows: usize, round: usize) {
             .wrapping_add(round)
             .checked_rem(rows)
             .unwrap_or(0);
-        // Changes the low byte of the prefill tokens, which are the second word of a load.
+        // This byte is the low byte of the prefill tokens, which are the second word of a load.
         if let Some(byte) = report.get_mut(
             entry
                 .saturating_mul(size)

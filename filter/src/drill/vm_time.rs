@@ -1,7 +1,7 @@
 //! Measures the time that a VM spends in the module, in test builds only (feature `drill`). The
-//! time lasts from each call of the proxy until the module returns, host calls included. What the
-//! proxy does after that, for example to resume a request, does not count. This module also answers
-//! requests that have the header of a drill.
+//! time of a call lasts from the moment when the proxy calls the module until the module returns,
+//! and includes host calls. What the proxy does after the return, for example to resume a request,
+//! does not count. This module also answers requests that have the header of a drill.
 
 use std::cell::Cell;
 
@@ -13,17 +13,19 @@ use crate::host::{HeaderMap, Host, MetricKind};
 use crate::pairs;
 use crate::root::FilterRoot;
 
-/// Counter: the time in all VMs, in ns, without calls of at least [`INTERRUPTED_NS`].
+/// The counter with the time in all VMs, in ns, without the calls that took at least
+/// [`INTERRUPTED_NS`].
 pub const SPENT: &str = "switchpoint_drill_vm_ns";
-/// Counter: the calls that took at least [`INTERRUPTED_NS`].
+/// The counter with the number of calls that took at least [`INTERRUPTED_NS`].
 pub const INTERRUPTED: &str = "switchpoint_drill_vm_interrupted";
 
-/// A call that takes this long was interrupted: the kernel gave the core to another thread. In the
-/// benchmark, no call computes for a tenth of this time.
+/// The time from which a call counts as interrupted, in ns: the kernel gave the core to another
+/// thread. In the benchmark, no call computes for a tenth of this time.
 const INTERRUPTED_NS: u64 = 1_000_000;
 
 thread_local! {
-    /// Time and interrupted calls of this VM that are not yet in [`SPENT`] and [`INTERRUPTED`].
+    /// The time and the number of interrupted calls of this VM that are not yet in [`SPENT`] and
+    /// [`INTERRUPTED`].
     static PENDING: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
@@ -37,7 +39,7 @@ struct TimedStream<H: Host> {
     host: H,
 }
 
-/// Makes a call and measures it, without the time of reading the clock.
+/// Makes a call, and measures its time without the time of reading the clock.
 fn timed<H: Host, R>(host: &H, call: impl FnOnce() -> R) -> R {
     let before = host.now();
     let began = host.now();

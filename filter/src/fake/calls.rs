@@ -1,6 +1,6 @@
 //! The host calls that a test records, or makes fail.
 
-/// A kind of host call. A test can make each of them fail, except the clock.
+/// A kind of host call. A test can make each call fail, except reading the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FakeCall {
     Clock,
@@ -35,8 +35,8 @@ pub struct RecordedCall {
     pub call: FakeCall,
     /// The name of the header, property, buffer, statistic or shared value.
     pub name: String,
-    /// Bytes of names and values to the proxy.
+    /// The number of bytes of names and values that the module passes to the proxy.
     pub sent: usize,
-    /// Bytes from the proxy, which the module copies into its memory.
+    /// The number of bytes that the proxy passes to the module, which copies them into its memory.
     pub received: usize,
 }

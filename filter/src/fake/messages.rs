@@ -1,4 +1,4 @@
-//! Messages from the daemon, for tests.
+//! Makes messages from the daemon, for tests.
 
 fn slot(address: &str) -> u32 {
     address
@@ -6,7 +6,7 @@ fn slot(address: &str) -> u32 {
         .fold(7_u32, |h, b| (h * 31 + u32::from(b)) % 1009)
 }
 
-/// Returns this many addresses with different slots.
+/// Returns `count` different addresses of endpoints.
 pub fn endpoints(count: usize) -> Vec<String> {
     let mut slots = std::collections::BTreeSet::new();
     (1..u16::MAX)

@@ -1,4 +1,4 @@
-//! The proxy-wasm ABI: every call to it is in this file.
+//! The proxy-wasm ABI: every call to the ABI is in this file.
 #![expect(unsafe_code, reason = "the proxy-wasm ABI is C")]
 
 use std::ptr::null_mut;
@@ -8,15 +8,15 @@ use super::{
     WriteCondition, percent_decoded,
 };
 
-/// A token that the host never gives to a write, because the counter of tokens does not get so far.
-/// A write with it succeeds only if there is no value.
+/// A token that the host never gives to a write, because the host's counter of tokens does not get
+/// so far. A write with this token succeeds only if the key has no value.
 const ABSENT: u32 = u32::MAX;
-/// WASI's monotonic clock.
+/// The id of WASI's monotonic clock.
 const MONOTONIC: u32 = 1;
 const REALTIME: u32 = 0;
-/// `grpc_status` of a reply that is not gRPC.
+/// The `grpc_status` of a reply that is not gRPC.
 const NOT_GRPC: i32 = -1;
-/// Selects the request in `proxy_continue_stream`.
+/// The number that selects the request in `proxy_continue_stream`.
 const REQUEST: u32 = 0;
 
 #[link(wasm_import_module = "env")]
@@ -103,7 +103,7 @@ unsafe extern "C" {
     fn random_get(data: *mut u8, size: usize) -> u16;
 }
 
-/// The real host.
+/// The real host: the proxy that runs the module.
 #[derive(Clone, Copy, Debug)]
 pub struct ProxyWasm;
 
@@ -114,17 +114,19 @@ pub fn install_logger() {
     std::panic::set_hook(Box::new(|info| {
         write_log(log::Level::Error, &format!("panic: {info}"));
     }));
-    // When this function is called again in one VM, the logger is already set.
+    // The result is ignored, because the logger is already set when this function is called again
+    // in one VM.
     let _ = log::set_logger(&Logger);
-    // The host's log level cannot be read yet: while a module starts, all but a few host calls
-    // trap.
+    // The level is fixed at first, because the host's log level cannot be read yet: while a module
+    // starts, all but a few host calls trap.
     log::set_max_level(log::LevelFilter::Info);
 }
 
 fn write_log(level: log::Level, text: &str) {
     // `log` has levels from Error = 1 to Trace = 5, while the host has trace = 0 to error = 4.
     let level = 5_u32.saturating_sub(level as u32);
-    // SAFETY: the pointer and size are those of `text`. A line that the host refuses is lost.
+    // SAFETY: the pointer and size are those of `text`. The result is ignored, so a line that the
+    // host refuses is lost.
     let _ = unsafe { proxy_log(level, text.as_ptr(), text.len()) };
 }
 
@@ -141,7 +143,8 @@ fn number(call: impl FnOnce(*mut u32) -> u32) -> Result<u32> {
     check(call(&raw mut number)).map(|()| number)
 }
 
-/// Makes a call that returns bytes. The host writes them to memory from the module's allocator.
+/// Makes a call that returns bytes. The host writes the bytes to memory that it got from the
+/// module's allocator.
 fn bytes(call: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Result<Vec<u8>> {
     let mut data = null_mut();
     let mut size = 0;
@@ -219,7 +222,7 @@ impl Host for ProxyWasm {
 
     // Calls the SDK, which registers the stream for its dispatcher. The SDK panics on the status
     // for a bad argument. The host returns that status only for a `GrpcService` that it cannot use,
-    // and `state_link/connection.rs` builds only usable ones.
+    // and `state_link/connection.rs` builds only a usable `GrpcService`.
     fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32> {
         proxy_wasm::hostcalls::open_grpc_stream(upstream, service, method, Vec::new())
             .map_err(|status| HostError(status as u32))
@@ -233,8 +236,8 @@ impl Host for ProxyWasm {
         check(unsafe { proxy_grpc_cancel(stream) })
     }
 
-    // Calls the SDK, like `stream_open`. The SDK panics only on statuses that the host never
-    // returns for this call.
+    // Calls the SDK, which registers the call for its dispatcher. The SDK panics only on statuses
+    // that the host never returns for this call.
     fn call(
         &self,
         cluster: &str,

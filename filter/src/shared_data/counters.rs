@@ -1,7 +1,7 @@
 //! Reports the counters of the VMs to the daemon.
 //!
 //! Each VM writes a cumulative row for each pool into shared data, and the leader sends the rows of
-//! all running VMs. So a lost or late report loses nothing.
+//! all running VMs. So no count is lost if a report is lost or late.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::queues::BandCounters;
@@ -19,14 +19,14 @@ use crate::vm::replica::PoolReplica;
 /// more row always fits.
 const REPORT_BYTES_MAX: usize = proto::PROXY_MESSAGE_BYTES_MAX / 2;
 
-/// Returns the key of a pool's row from the VM in `slot`.
+/// Returns the key of the row that the VM in `slot` writes for a pool.
 fn key(pool: &str, slot: u16) -> String {
     format!("switchpoint/1/pool/{pool}/counters/{slot}")
 }
 
-/// Writes this VM's row of a pool.
+/// Writes this VM's row for a pool.
 pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &mut PoolReplica) {
-    // If the host refuses the write, the row is written a second later.
+    // If the host refuses the write, this VM writes the row again a second later.
     let row = state::VmCounters {
         decision: replica.pool.take_sample(),
         ..row(vm, replica)
@@ -115,7 +115,7 @@ fn endpoints(pool: &ManagedPool, counters: &PoolCounters) -> Vec<state::Endpoint
             failed: c.failed,
             ..row(c.endpoint, pool.in_flight().own(c.endpoint))
         });
-    // Endpoints that have left the pool while requests are still in flight at them.
+    // These endpoints have left the pool while requests are still in flight at them.
     let is_removed = |at: &EndpointRef| counters.endpoints().iter().all(|c| c.endpoint != *at);
     let removed = pool
         .in_flight()

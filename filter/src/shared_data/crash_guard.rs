@@ -1,10 +1,11 @@
-//! Refuses messages that already crashed a VM while it decoded them.
+//! Refuses messages that have already crashed a VM while the VM decoded them.
 //!
 //! The leader decodes each message before the other VMs do. While it decodes, a mark in shared data
 //! names the message. A leader that traps leaves its mark behind. The next leader finds the mark,
 //! and from then on refuses messages with that content. The loss of a VM fails all streams of a
-//! worker. So after each loss the leader also stays away from the daemon for a pause, which grows
-//! with each loss. The pauses limit how often changing content can kill a VM.
+//! worker. So after each loss, the next leader also opens no connection to the daemon for a pause,
+//! which grows with each loss. The pauses limit how often a message with always new content can
+//! crash a VM.
 
 use exchange::Timestamp;
 use proto::shared_data::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark};
@@ -18,11 +19,11 @@ const KEY: &str = "switchpoint/1/crash_guard";
 /// The pause after the first loss, in ms. The pause doubles with each further loss.
 const PAUSE_MS: u64 = 10_000;
 
-/// The fields that differ each time the daemon sends the same content, each as the path of field
-/// numbers from [`proto::state::DaemonMessage`]: versions, sequences and ages.
+/// The fields that differ each time the daemon sends the same content: versions, sequences and
+/// ages. Each field is a path of field numbers that begins at [`proto::state::DaemonMessage`].
 const VOLATILE: &[&[u32]] = &[&[2, 2], &[2, 3, 7], &[3, 2], &[3, 3]];
 
-/// The messages that are known to have crashed a VM while it decoded them.
+/// The messages that are known to have crashed a VM while the VM decoded them.
 #[derive(Debug, Default)]
 pub struct CrashGuard {
     record: CrashRecord,
@@ -32,7 +33,7 @@ pub struct CrashGuard {
 
 impl CrashGuard {
     /// Reads the record of former leaders when a VM becomes leader. The second value says whether
-    /// the last leader was lost while it decoded a message.
+    /// the last leader crashed while it decoded a message.
     #[must_use]
     pub fn load<H: Host>(host: &H, vm: u64, now: Timestamp) -> (Self, bool) {
         let mut crash_guard = Self {
@@ -58,7 +59,8 @@ impl CrashGuard {
         }
     }
 
-    /// Decodes a message under the mark in shared data; `None` if the message crashed a VM before.
+    /// Decodes a message while the mark in shared data names it. Returns `None` if the message has
+    /// crashed a VM before.
     pub fn decode_guarded<H: Host, T>(
         &self,
         host: &H,
@@ -98,8 +100,8 @@ fn read<H: Host>(host: &H, key: &str) -> Vec<u8> {
 }
 
 /// Returns a digest of a message without its [`VOLATILE`] fields. If the bytes are not a message,
-/// returns a digest of the bytes. This function decodes no field, so it cannot crash in the way
-/// that decoding can.
+/// returns a digest of the bytes. This function decodes no field, so it cannot crash like the
+/// decoding.
 fn content(message: &[u8]) -> u64 {
     let mut lasting = Vec::with_capacity(message.len());
     match collect(message, &mut Vec::new(), &mut lasting) {
@@ -108,8 +110,8 @@ fn content(message: &[u8]) -> u64 {
     }
 }
 
-/// Appends to `lasting` the fields of the message at `path` that are not volatile; `None` if the
-/// bytes are not fields.
+/// Appends to `lasting` the fields of the message at `path` that are not in [`VOLATILE`]. Returns
+/// `None` if the bytes are not fields.
 fn collect(mut bytes: &[u8], path: &mut Vec<u32>, lasting: &mut Vec<u8>) -> Option<()> {
     while !bytes.is_empty() {
         let (tag, rest) = varint(bytes)?;

@@ -9,7 +9,7 @@ use scheduler::flow::SharedOrder;
 
 use crate::host::{Host, HostError, WriteCondition};
 
-/// The order, as this VM last read it.
+/// The order of held requests at this VM's last reading.
 #[derive(Debug)]
 pub struct FlowOrder {
     key: String,
@@ -21,7 +21,7 @@ pub struct FlowOrder {
 // === impl FlowOrder ===
 
 impl FlowOrder {
-    /// Makes the order of `pool`, a name from the filter's configuration.
+    /// Creates an empty order for `pool`, a name from the filter's configuration.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl FlowOrder {
     }
 
     /// Adds up the requests that all VMs of the process hold, and encodes the sums for the other
-    /// proxies. Makes no host call if no VM holds any.
+    /// proxies. Makes no host call if no VM holds requests.
     pub fn backlog<H: Host>(
         &mut self,
         host: &H,
@@ -79,8 +79,8 @@ impl FlowOrder {
         backlog::write(&sum)
     }
 
-    /// Reads the order and decides on the next step of this VM. `may_resume` is true if the VM may
-    /// resume a request now.
+    /// Reads the order and decides on the next step of this VM. `may_resume` says whether the VM
+    /// may resume a request now.
     pub fn turn<H: Host>(
         &mut self,
         host: &H,
@@ -92,7 +92,7 @@ impl FlowOrder {
         if self.read(host) {
             return pool.flow_turn(&mut self.order, vm, may_resume, now);
         }
-        // The next tick tries the reading again.
+        // The VM gives up this attempt, and the next tick tries the reading again.
         pool.queues_mut().rest();
         FlowTurn::Rest
     }
@@ -103,11 +103,12 @@ impl FlowOrder {
         pool.write_order(&mut self.order, vm, now)
     }
 
-    /// Writes the changes of [`Self::turn`] or [`Self::put`]. Returns false if another VM wrote
-    /// since the order was read.
+    /// Writes the changes of [`Self::turn`] or [`Self::put`]. Returns false if another VM has
+    /// written the order since this VM read it.
     pub fn write<H: Host>(&mut self, host: &H, pool: &mut ManagedPool) -> bool {
         let write = |expect| host.share(&self.key, &flow_order::write(&self.order), expect);
-        // If the proxy refuses for another reason, this VM continues without the other VMs.
+        // If the proxy refuses the write for another reason, this VM continues without the other
+        // VMs.
         let is_first = self
             .read
             .take()

@@ -1,14 +1,14 @@
 //! Elects the leader of the process. The leader is the VM that holds the daemon's stream and writes
-//! its messages into shared data.
+//! the daemon's messages into shared data.
 //!
-//! The lease is one shared value, a [`LeaseValue`]. VMs change it only by compare-and-swap, and its
-//! times are those of the process's monotonic clock. Every change of the holder raises the epoch,
-//! and everything that a leader writes names its epoch. So a leader that was stalled for longer
-//! than its lease cannot undo newer writes.
+//! The lease is one shared value, a [`LeaseValue`]. VMs change this value only by compare-and-swap,
+//! and its times are those of the process's monotonic clock. Every change of the holder raises the
+//! epoch, and everything that a leader writes names the leader's epoch. So a leader that was
+//! stalled for longer than its lease cannot undo newer writes.
 //!
 //! No host call reports which VM belongs to the main thread. The VM of the main thread never gets a
-//! request. So a VM that has served a request leaves the lease to VMs that have not, and a leader
-//! that serves requests hands over to a VM that does not.
+//! request. So a VM that has served a request leaves the lease to VMs that have served no request,
+//! and a leader that serves requests hands over to a VM that serves none.
 
 use exchange::Timestamp;
 use proto::shared_data::LeaseValue;
@@ -16,11 +16,11 @@ use proto::shared_data::LeaseValue;
 use crate::host::{Host, Result, WriteCondition};
 
 const KEY: &str = "switchpoint/1/leader";
-/// How long a VM that serves requests leaves a free lease to the VMs that do not. This is a few
-/// ticks.
+/// The time for which a VM that serves requests leaves a free lease to the VMs that serve none, in
+/// ms: a few ticks.
 const DEFER_MS: u64 = 500;
-/// How long a leader leads before it hands over. Without this time, the lease would move often
-/// during a busy start.
+/// The time for which a leader leads before it hands over, in ms. Without this time, the lease
+/// would move often during a busy start.
 const DWELL_MS: u64 = 10_000;
 /// The maximum number of attempts at a compare-and-swap. An attempt fails only if another VM has
 /// just changed the lease, so a few attempts are enough.
@@ -34,7 +34,7 @@ pub struct LeaderElection {
     free_since: Option<Timestamp>,
 }
 
-/// The lease while this VM holds it.
+/// The lease that this VM holds.
 #[derive(Clone, Copy, Debug)]
 struct HeldLease {
     epoch: u64,
@@ -55,8 +55,8 @@ impl LeaderElection {
         }
     }
 
-    /// Takes, renews or loses the lease, which lasts `term_ms` without renewal. `serves` is true if
-    /// this VM has ever served a request. Returns the epoch while this VM leads.
+    /// Tries to take or renew the lease, which lasts `term_ms` without renewal. `serves` says
+    /// whether this VM has ever served a request. Returns the epoch while this VM leads.
     pub fn poll<H: Host>(
         &mut self,
         host: &H,
@@ -65,8 +65,8 @@ impl LeaderElection {
         now: Timestamp,
     ) -> Option<u64> {
         match self.held_lease {
-            // More than two thirds of the term are left, so there is nothing to do, and no other VM
-            // may take the lease.
+            // More than two thirds of the term are left, so this VM need not renew the lease, and
+            // no other VM may take the lease.
             Some(held) if held.until.ms_since(now) > term_ms.saturating_mul(2) / 3 => {
                 Some(held.epoch)
             }
@@ -74,7 +74,7 @@ impl LeaderElection {
         }
     }
 
-    /// Whether this VM leads, by its own clock.
+    /// Whether this VM leads at `now`.
     #[must_use]
     pub fn holds(&self, now: Timestamp) -> bool {
         self.held_lease.is_some_and(|held| held.until > now)
@@ -97,7 +97,7 @@ impl LeaderElection {
         });
     }
 
-    /// Releases the lease, if this VM holds it.
+    /// Releases the lease, if this VM holds the lease.
     pub fn resign<H: Host>(&mut self, host: &H) {
         self.give_up(host, |record| LeaseValue {
             until: Timestamp(0),
@@ -167,7 +167,8 @@ impl LeaderElection {
                 return Some(epoch);
             }
         }
-        // The host refused the call. A held lease stays valid until it expires.
+        // The host refused the call. If this VM holds the lease, the lease stays valid until it
+        // expires.
         self.held_lease
             .filter(|held| held.until > now)
             .map(|held| held.epoch)

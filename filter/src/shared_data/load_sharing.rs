@@ -1,18 +1,18 @@
-//! This VM publishes its load of a pool to the other VMs of its process and reads theirs, so that
-//! all VMs pick with the same state.
+//! Load sharing: each VM publishes its load of a pool to the other VMs of its process, and reads
+//! the loads of the other VMs, so that all VMs pick with the same state.
 //!
 //! ```text
 //!  pick, first token, end, failure ──► own load report (and ring), at once
 //!  pick ◄── reports of the others, at most every 2 ms ── rings of the others, at most every 10 ms
 //! ```
-//! A response that changes the load (a first token, an end) also triggers a reading, at shorter
-//! intervals, because no request waits for it. So under traffic, most picks find that reports and
-//! rings were just read.
+//! A first token or the end of a response also triggers a reading, at shorter intervals, because no
+//! request waits for this reading. So under traffic, most picks find that reports and rings were
+//! just read.
 //!
 //! No VM is woken on the request path, because a wake-up costs up to 35 µs for each thread, while a
 //! reading costs 0.7 µs for each VM. Load reports are better than proxy-wasm gauges, which are
 //! atomics of the process. Reading two gauges for each of a hundred endpoints takes 15 µs, and a VM
-//! that traps would leave its load in them forever.
+//! that traps would leave its load in the gauges forever.
 
 mod receive;
 
@@ -33,9 +33,9 @@ pub use receive::ROW_EXPIRY_MS;
 pub enum SharingOccasion {
     /// A request waits for the pick of its endpoint.
     Pick,
-    /// A response passes or has ended; no decision waits.
+    /// A response passes or has ended; no request waits for a decision.
     End,
-    /// No request waits.
+    /// A tick: no request waits.
     Tick,
     /// A held request is tried, so the reports of all VMs and proxies are read.
     Claim,
@@ -55,13 +55,13 @@ pub struct VmContext<'a> {
 pub struct LoadSharing {
     pool: Box<str>,
     own: PublishedLoad,
-    /// The other VMs, by VM slot.
+    /// The load reports and rings of the other VMs, by VM slot.
     peers: Vec<PeerVm>,
-    /// The other proxies together, as the leader forwards their load.
+    /// The load of the other proxies together, in the report that the leader forwards.
     outside: PeerVm,
-    /// The requests that the other proxies hold, and the key of this value in shared data.
+    /// The requests that the other proxies hold, and the key of these requests in shared data.
     outside_held: (Vec<QueuedInBand>, String),
-    /// The number of other VMs that pick.
+    /// The number of other VMs that pick endpoints.
     picking: u64,
     read: ReadTimes,
     /// The time when this VM last noticed that ring segments were lost.
@@ -72,7 +72,7 @@ pub struct LoadSharing {
 
 #[derive(Debug)]
 struct PublishedLoad {
-    /// This VM's slot, and the key of its report.
+    /// This VM's slot, and the key of this VM's report.
     place: Option<(u16, String)>,
     report: OwnLoadReport,
     ring: PlacementRingWriter,
@@ -83,12 +83,12 @@ struct PublishedLoad {
     holds: bool,
 }
 
-/// The times when this VM last read; `None` before the first reading.
+/// The times when this VM last read the reports of other VMs; `None` before the first reading.
 #[derive(Debug, Default)]
 struct ReadTimes {
-    /// The reports of VMs that pick.
+    /// The time of the last reading of the reports of VMs that pick endpoints.
     reports: Option<Timestamp>,
-    /// All other reports.
+    /// The time of the last reading of all other reports.
     slow_reports: Option<Timestamp>,
     rings: Option<Timestamp>,
 }
@@ -96,8 +96,8 @@ struct ReadTimes {
 // === impl LoadSharing ===
 
 impl LoadSharing {
-    /// Creates the state for `pool`. Pool names come from the configuration, so keys are a fixed
-    /// set.
+    /// Creates the state for `pool`. Pool names come from the configuration, so the set of keys in
+    /// shared data is fixed.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self {
@@ -169,7 +169,7 @@ impl LoadSharing {
                 written: now,
                 ring: own.ring.position().to_marked_word(holds),
             };
-            // If the host refuses the write, the next change or tick publishes the load.
+            // If the host refuses the write, the next change or tick publishes the load again.
             let is_published = host
                 .share(
                     key,
@@ -183,8 +183,8 @@ impl LoadSharing {
         }
     }
 
-    /// Forwards the reports of the other proxies, with their age, to all VMs. [`Self::publish`]
-    /// must follow. Only the leader calls it.
+    /// Forwards the reports of the other proxies, with their age, to all VMs. Only the leader calls
+    /// this function, and it must call [`Self::publish`] afterwards.
     pub fn forward_peers<H: Host>(
         &mut self,
         host: &H,
@@ -195,7 +195,7 @@ impl LoadSharing {
     ) {
         let in_place_of_ring = RemotePeers::of_message(&peers, delay_us).to_word();
         if !peers.backlog.is_empty() {
-            // The `ring` field of the report has a mark that makes readers read this value too.
+            // The `ring` field of the report has a mark that makes readers read the backlog too.
             let _ = host.share(&self.outside_held.1, &peers.backlog, WriteCondition::Any);
         }
         if let Some(report) = take_peer_report(&mut peers, in_place_of_ring, now) {
@@ -205,7 +205,7 @@ impl LoadSharing {
         self.set_vm_slot(me);
         for (kind, endpoint, blocks) in EncodedPlacements::take(&mut peers).each() {
             // All blocks count as known, because they came from other proxies and must not be sent
-            // back to them.
+            // back to these proxies.
             self.own
                 .ring
                 .append(host, kind, endpoint, &blocks, u32::MAX);
@@ -213,21 +213,22 @@ impl LoadSharing {
         self.own.ring.flush(host);
     }
 
-    /// Whether this VM lacks placements. This is so if the other proxies and the daemon (last
-    /// metrics at `metrics_at`) have been silent for long, or if ring segments were lost recently.
+    /// Whether this VM lacks placements. This VM lacks placements if the other proxies and the
+    /// daemon (last metrics at `metrics_at`) have been silent for long, or if ring segments were
+    /// lost recently.
     #[must_use]
     pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
         self.alone_of(metrics_at, now) > 0
             || self.lost_at.is_some_and(|at| !is_long_since(Some(at), now))
     }
 
-    /// Whether this VM has a current load report of the other proxies.
+    /// Whether this VM has a load report of the other proxies that has not expired.
     pub fn knows_peers(&self, now: Timestamp) -> bool {
         self.outside.report.is_current(now)
     }
 
-    /// Returns the last known number of proxies if nothing arrives from the other proxies;
-    /// otherwise 0.
+    /// Returns the last known number of proxies if neither the daemon nor the other proxies have
+    /// sent anything for long; otherwise 0.
     pub fn alone_of(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> u32 {
         let reported_at = self.outside.report().head().written;
         let proxies = self.remote_peers().proxies;
@@ -243,7 +244,7 @@ impl LoadSharing {
         self.peers.iter().map(PeerVm::report)
     }
 
-    /// Returns the ring positions of all VMs, this one included: VM slot, VM number, position.
+    /// Returns the VM slot, the VM number and the ring position of each VM, including this VM.
     pub fn rings(&self) -> impl Iterator<Item = (u16, u64, RingPosition)> + '_ {
         let ring =
             |(vm_slot, peer): (u16, &PeerVm)| (vm_slot, peer.report.writer(), peer.ring_position());
@@ -259,7 +260,7 @@ impl LoadSharing {
             .chain(own)
     }
 
-    /// Returns the state of the other proxies, as far as it is known.
+    /// Returns the state of the other proxies, as the last report of the other proxies has it.
     fn remote_peers(&self) -> RemotePeers {
         RemotePeers::of_word(self.outside.report().head().ring)
     }

@@ -1,11 +1,11 @@
 //! Passes observations (measured times of ended requests) from each VM to the daemon. Each VM
-//! writes them into a ring of fixed size: segments in shared data.
+//! writes its observations into a ring of fixed size, which consists of segments in shared data.
 //!
 //! The observations, or rows, are numbered from 0 for the lifetime of their VM, and a segment has
 //! the number of its first row. So a slow reader, or a new leader, finds the oldest existing row.
-//! The daemon sees by the numbers which rows were lost, and which it already has. Learning from a
-//! sample is as good as learning from all rows. So no writer waits, and the oldest rows are
-//! overwritten.
+//! The daemon sees from the numbers which rows were lost, and which rows it already has. The daemon
+//! learns from a sample of the rows as well as from all rows, so no writer waits, and the oldest
+//! rows are overwritten.
 
 use proto::observation::OBSERVATION_BYTES;
 use proto::shared_data::{OBSERVATION_SEGMENT_ROWS as SEGMENT_ROWS, SegmentHead};
@@ -17,7 +17,7 @@ use crate::host::{Host, WriteCondition};
 /// The number of segments of a ring. If the leader reads every 100 ms, a ring has room for 5,000
 /// requests per second in each VM and pool.
 const SEGMENTS: u64 = 16;
-/// A VM's own ring.
+/// The ring that this VM writes for one pool.
 #[derive(Debug, Default)]
 pub struct ObservationRingWriter {
     vm: u64,
@@ -26,7 +26,7 @@ pub struct ObservationRingWriter {
     segment: Vec<u8>,
 }
 
-/// Reads another VM's ring, and keeps the position up to which it has read.
+/// A reader of another VM's ring, which keeps the position up to which it has read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ObservationRingReader {
     vm: u64,
@@ -93,7 +93,7 @@ impl ObservationRingWriter {
 
 impl ObservationRingReader {
     /// Returns the observations that the VM wrote since the last call, at most the whole ring.
-    /// `None` if the VM wrote none.
+    /// Returns `None` if the VM wrote no observations.
     pub fn read<H: Host>(&mut self, host: &H, owner: RingOwner<'_>) -> Option<state::Observations> {
         let RingOwner { pool, vm_slot, vm } = owner;
         if self.vm != vm {
@@ -115,7 +115,7 @@ impl ObservationRingReader {
                 let oldest =
                     first.saturating_sub(SEGMENTS.saturating_sub(1).saturating_mul(SEGMENT_ROWS));
                 self.next = oldest.max(begun.saturating_add(SEGMENT_ROWS));
-                // Rows before the gap go into their own message, because the numbers in a message
+                // Rows before a gap go into a separate message, because the numbers in a message
                 // are consecutive.
                 if !message.rows.is_empty() {
                     break;
@@ -141,8 +141,8 @@ impl ObservationRingReader {
     }
 }
 
-/// Returns the number of a segment's first row, and its rows. `None` if the segment belongs to
-/// another VM or is invalid.
+/// Returns the number of a segment's first row, and its rows. Returns `None` if the segment belongs
+/// to another VM or is invalid.
 fn segment<H: Host>(host: &H, key: &str, vm: u64) -> Option<(u64, Vec<u8>)> {
     let shared = host.shared(key).ok()??;
     let (head, rows) = SegmentHead::split(&shared.bytes)?;
@@ -175,7 +175,7 @@ mod tests {
         writer.append(host, AT, numbers.map(row));
     }
 
-    /// Returns the number of the first row, and the contents of all rows.
+    /// Reads the ring, and returns the number of the first row and the contents of all rows.
     fn read(host: &FakeHost, reader: &mut ObservationRingReader) -> Option<(u64, Vec<u64>)> {
         let message = reader.read(host, AT)?;
         let rows = message.rows.as_chunks::<OBSERVATION_BYTES>().0;

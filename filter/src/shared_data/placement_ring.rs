@@ -1,11 +1,12 @@
 //! The placements that each VM publishes to the other VMs. A placement says which endpoint got the
-//! blocks of a prompt. Each VM has a ring of fixed size: segments in shared data.
+//! blocks of a prompt. Each VM has a ring of fixed size, which consists of segments in shared data.
 //!
-//! A segment names its VM, and has a number that grows. Its index in the ring is this number modulo
-//! [`SEGMENTS`]. The VM's load report has the write position of its ring, so a reader never reads
-//! beyond that position. A segment with another number than expected was overwritten before it was
-//! read. The reader counts and skips the gap. Because it lacks the placements of the gap, it uses
-//! rendezvous endpoints for cold prompts for some time ([`super::load_sharing`]).
+//! A segment names its VM, and has a number that grows with each new segment. The index of the
+//! segment in the ring is this number modulo [`SEGMENTS`]. The VM's load report has the write
+//! position of its ring, so a reader never reads beyond that position. A segment with another
+//! number than expected was overwritten before it was read. The reader counts and skips this gap.
+//! Because the reader lacks the placements of the gap, for some seconds it uses rendezvous
+//! endpoints for prompts that are cached nowhere ([`super::load_sharing`]).
 
 use proto::placements::PlacementKind;
 use proto::shared_data::{
@@ -21,13 +22,13 @@ use crate::host::{Host, WriteCondition};
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
 /// The number of segments of a ring. A ring takes 1 MB for each pool and each VM that picks, and
 /// has room for 300 prompts of 400 blocks. A worker that does not pick reads every 100 ms, so a
-/// worker that picks may place 3,000 such prompts per second.
+/// worker that picks may place 3,000 prompts of this length per second.
 pub const SEGMENTS: u64 = 128;
 /// The cost of reading a segment in a reader's budget, in blocks. The host call takes as long as
-/// inserting this many.
+/// inserting this number of blocks into the index.
 const LOOK_BLOCKS: usize = 32;
 
-/// A VM's own ring.
+/// The ring that this VM writes for one pool.
 #[derive(Debug)]
 pub struct PlacementRingWriter {
     pool: Box<str>,
@@ -35,37 +36,38 @@ pub struct PlacementRingWriter {
     vm_slot: u16,
     position: RingPosition,
     segment: Vec<u8>,
-    /// Whether the segment has placements that were not written yet.
+    /// Whether the current segment has placements that were not written to shared data yet.
     is_unwritten: bool,
 }
 
-/// Reads another VM's ring, and keeps the position up to which it has read.
+/// A reader of another VM's ring, which keeps the position up to which it has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlacementRingReader {
     vm: u64,
     at: RingPosition,
-    /// The newest segment when the reader first read that VM's ring. Older segments that are
-    /// overwritten do not count as lost.
+    /// The number of the newest segment when the reader first read the other VM's ring. If older
+    /// segments are overwritten, they do not count as lost.
     met: u64,
 }
 
-/// A placement, or a piece of a long one.
+/// A placement, or a piece of a long placement.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementRecord<'r> {
     pub kind: PlacementKind,
     /// The endpoint that got the blocks.
     pub endpoint: EndpointRef,
     pub blocks: &'r [u64],
-    /// The blocks that the endpoint did not have cached, as estimated.
+    /// The blocks that the endpoint had not cached, according to the estimate.
     pub new: &'r [u64],
 }
 
-/// The budget of a reading, and the gaps that it found.
+/// The budget of a reading, and the number of gaps that the reading found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadBudget {
-    /// Blocks that may still be read. The record that exceeds this number is the last one.
+    /// The number of blocks that may still be read. The record that exceeds this number is the last
+    /// record of the reading.
     pub blocks: usize,
-    /// Segments that were overwritten before they were read.
+    /// The number of segments that were overwritten before they were read.
     pub gaps: u32,
 }
 
@@ -79,7 +81,7 @@ fn key(pool: &str, vm_slot: u16, segment: u64) -> String {
 // === impl PlacementRingWriter ===
 
 impl PlacementRingWriter {
-    /// Makes an empty ring for `pool`.
+    /// Creates an empty ring for `pool`.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self {
@@ -92,7 +94,7 @@ impl PlacementRingWriter {
         }
     }
 
-    /// Sets the VM and its slot. The slot is part of the keys that this VM writes.
+    /// Sets the number and the slot of this VM. The slot is part of the keys that this VM writes.
     pub fn set_vm_slot(&mut self, vm: u64, vm_slot: u16) {
         if (self.vm, self.vm_slot) != (vm, vm_slot) {
             self.vm = vm;
@@ -112,9 +114,9 @@ impl PlacementRingWriter {
         self.position
     }
 
-    /// Appends a placement: `endpoint` got these blocks, and had the first `known` of them cached,
-    /// as estimated. The placement is written by [`Self::flush`], or earlier if the segment is
-    /// full.
+    /// Appends a placement: `endpoint` got these blocks, and had cached the first `known` of them,
+    /// according to the estimate. [`Self::flush`] writes the placement, or this function if the
+    /// segment is full.
     pub fn append<H: Host>(
         &mut self,
         host: &H,
@@ -124,7 +126,8 @@ impl PlacementRingWriter {
         known: u32,
     ) {
         let mut known = known as usize;
-        // A pick is published even if its prompt was not read, because the order of picks counts.
+        // A pick without blocks is published too (its prompt was not read), because the order of
+        // picks counts.
         for piece in blocks
             .chunks(RECORD_BLOCKS_MAX)
             .chain(blocks.is_empty().then_some(blocks))
@@ -152,12 +155,12 @@ impl PlacementRingWriter {
         }
     }
 
-    /// Writes the current segment, if it has placements that were not written yet. The end of a
-    /// request adds none.
+    /// Writes the current segment, if it has placements that were not written yet. This often
+    /// writes nothing, because the end of a request adds no placement.
     pub fn flush<H: Host>(&mut self, host: &H) {
         if std::mem::take(&mut self.is_unwritten) {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
-            // If the host refuses the write, readers find a gap in place of the segment until the
+            // If the host refuses the write, readers find a gap instead of the segment until the
             // next flush.
             let key = key(&self.pool, self.vm_slot, self.position.segment);
             self.is_unwritten = host
@@ -182,8 +185,9 @@ impl PlacementRingWriter {
 
 impl PlacementRingReader {
     /// Reads the placements that the VM wrote since the last call, up to `end` and within the
-    /// budget. For a new VM, the reading starts at the VM's oldest segment. `take` returns the cost
-    /// of a record in blocks. Returns true if nothing was left to read.
+    /// budget. For a new VM, the reading starts at the VM's oldest segment. Calls `take` with each
+    /// record; `take` returns the cost of the record in blocks. Returns true if nothing was left to
+    /// read.
     pub fn read<H: Host>(
         &mut self,
         host: &H,
@@ -248,7 +252,7 @@ impl PlacementRingReader {
     }
 
     /// Reads the new records of a segment. Returns false if the budget ended before the segment
-    /// did, and `None` if the segment is not the expected one.
+    /// did, and `None` if the bytes are not the expected segment.
     fn segment<H: Host>(
         &mut self,
         host: &H,
@@ -324,7 +328,7 @@ mod tests {
         writer.flush(host);
     }
 
-    /// Returns all new records and the number of gaps.
+    /// Returns all new records, the number of gaps, and whether nothing was left to read.
     fn read(
         host: &FakeHost,
         reader: &mut PlacementRingReader,
@@ -427,7 +431,7 @@ mod tests {
         );
     }
 
-    /// A busy ring reaches 2^32 segments within weeks.
+    /// Tests segment numbers above 32 bits, because a busy ring reaches 2^32 segments within weeks.
     #[test]
     fn a_ring_is_read_on_beyond_any_number_that_32_bits_hold() {
         let host = FakeHost::new();
@@ -580,7 +584,8 @@ mod tests {
     }
 
     proptest! {
-        /// With enough room, nothing is lost, cut or doubled, for any lengths.
+        /// Checks that no placement is lost, cut or doubled if the ring has enough room, whatever
+        /// the lengths of the placements.
         #[test]
         fn what_is_placed_is_read(chains in prop::collection::vec((0..1024_u16, prop::collection::vec(any::<u64>(), 1..3000)), 0..20)) {
             let host = FakeHost::new();

@@ -1,12 +1,12 @@
-//! The snapshot store of one pool: shared data from which all VMs read the daemon's messages, as
-//! the leader received them.
+//! The snapshot store of one pool: shared data from which all VMs read the daemon's messages, in
+//! the form in which the leader received them.
 //!
 //! A small value, the head, has the current version, and names one of two buffers (sides). The
 //! named side has the current message. A writer fills the other side and then switches the head. So
-//! a reader finds a complete message or, during a race, a message that the head does not name.
-//! After a race the reader reads again at the next wake-up. All writes are compare-and-swap, and
-//! fail if a later leader's epoch or a newer version was written. So a stalled leader can neither
-//! undo newer writes nor damage the current side.
+//! a reader finds a complete message or, if a leader writes at the same time, a message that the
+//! head does not name. In the second case, the reader reads again at the next wake-up. All writes
+//! are compare-and-swap, and fail if a later leader's epoch or a newer version was written. So a
+//! stalled leader can neither undo newer writes nor damage the current side.
 
 use exchange::Timestamp;
 use proto::shared_data::{MessageStamp, SnapshotHead};
@@ -14,8 +14,8 @@ use scheduler::Version;
 
 use crate::host::{Host, HostError, Result, SharedValue, WriteCondition};
 
-/// The maximum number of attempts at a compare-and-swap. Only two leaders at the same time can
-/// conflict, and one of them soon stops leading.
+/// The maximum number of attempts at a compare-and-swap. Few are enough, because only two leaders
+/// at the same time can conflict, and one of them soon stops leading.
 const TRIES_MAX: usize = 4;
 
 /// The keys of one pool's values in shared data.
@@ -35,7 +35,7 @@ pub struct HeadReading {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredMessage {
-    /// The time when the leader received it.
+    /// The time when the leader received the message.
     pub received: Timestamp,
     bytes: Vec<u8>,
 }
@@ -45,19 +45,19 @@ pub struct StoredMessage {
 pub enum PublishError {
     /// A later leader has written, so this VM no longer leads.
     Superseded,
-    /// The stored message is equally new or newer.
+    /// The stored message is as new as this message, or newer.
     NotNewer,
-    /// The metrics belong to another pool update.
+    /// The metrics do not belong to the stored pool update.
     OtherPoolUpdate,
-    /// The host refused, or other writers were faster each time.
+    /// The host refused the call, or other writers were faster at each attempt.
     Host(HostError),
 }
 
 // === impl SharedSnapshotStore ===
 
 impl SharedSnapshotStore {
-    /// Creates the store of `pool`, a name from the filter's configuration, so that keys are a
-    /// fixed set.
+    /// Creates the store of `pool`, a name from the filter's configuration, so that the set of keys
+    /// in shared data is fixed.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self::with_prefix(&format!("switchpoint/1/pool/{pool}"))
@@ -72,8 +72,8 @@ impl SharedSnapshotStore {
         }
     }
 
-    /// Makes the store of the learned models of `pool`. The models have their own version, and a
-    /// store for models keeps them where other stores keep pool updates.
+    /// Creates the store of the learned models of `pool`. The models have a version of their own,
+    /// and are stored in the place of pool updates.
     #[must_use]
     pub fn for_models(pool: &str) -> Self {
         Self::with_prefix(&format!("switchpoint/1/learned/{pool}"))
@@ -92,7 +92,8 @@ impl SharedSnapshotStore {
         }))
     }
 
-    /// Returns the pool update that `head` names; `None` while it is being replaced.
+    /// Returns the pool update that `head` names; `None` while a leader is replacing the pool
+    /// update.
     ///
     /// # Errors
     /// Returns the error of the host.
@@ -108,8 +109,8 @@ impl SharedSnapshotStore {
         )
     }
 
-    /// Returns the metrics that `head` names; `None` if it names none, or while they are being
-    /// replaced.
+    /// Returns the metrics that `head` names; `None` if `head` names no metrics, or while a leader
+    /// is replacing the metrics.
     ///
     /// # Errors
     /// Returns the error of the host.
@@ -126,7 +127,8 @@ impl SharedSnapshotStore {
     /// Publishes a pool update.
     ///
     /// # Errors
-    /// Returns [`PublishError`] if the pool update was not published. Then the current one stays.
+    /// Returns [`PublishError`] if the pool update was not published. In this case the current pool
+    /// update stays.
     pub fn publish_pool_update<H: Host>(
         &self,
         host: &H,
@@ -159,7 +161,8 @@ impl SharedSnapshotStore {
     /// Publishes metrics of the current pool update.
     ///
     /// # Errors
-    /// Returns [`PublishError`] if the metrics were not published. Then the current ones stay.
+    /// Returns [`PublishError`] if the metrics were not published. In this case the current metrics
+    /// stay.
     pub fn publish_metrics<H: Host>(
         &self,
         host: &H,
@@ -217,7 +220,7 @@ impl SharedSnapshotStore {
     }
 }
 
-/// Fills a side of the store, unless a later leader has filled it.
+/// Fills a side of the store, unless a later leader has filled this side.
 fn write_side<H: Host>(
     host: &H,
     key: &str,
@@ -385,8 +388,8 @@ mod tests {
         assert_eq!(in_force(&store, &host), (v(5, 2), b"two".to_vec(), None));
     }
 
-    /// The old leader resumes between any two of its calls, after the new leader has written. At
-    /// the end, the store has the new leader's pool update.
+    /// Checks that the store has the new leader's pool update at the end, wherever the old leader
+    /// stops between two of its calls and resumes after the new leader has written.
     #[test]
     fn leaders_that_overlap_at_any_point_leave_a_whole_store() {
         for steps in 1..3 {

@@ -1,11 +1,12 @@
 //! The table of the VMs of this process: one row for each VM, which the VM updates by heartbeats.
 //!
 //! The first [`VM_SLOTS_MAX`] rows are VM slots. The names of the data that a VM shares (queue,
-//! counters, load report, ring) contain the number of its slot. So the names are a fixed set,
-//! because the host never frees a key of shared data. Further VMs have rows without a slot. Such
-//! VMs pick with their own state, and share nothing. They wake only at their ticks, and take the
-//! first slot that becomes free. A row without a heartbeat for [`EXPIRY_MS`] is free. A VM that was
-//! stalled for that long finds another VM in its row and enrols again.
+//! counters, load report, ring) contain the number of its slot. So the set of names is fixed, as it
+//! must be, because the host never frees a key of shared data. Further VMs have rows without a
+//! slot. VMs without a slot pick with the state that they have read themselves, and share nothing.
+//! VMs without a slot wake only at their ticks, and take the first slot that becomes free. A row
+//! without a heartbeat for [`EXPIRY_MS`] is free. A VM that was stalled for that long finds another
+//! VM in its row and enrols again.
 
 use exchange::Timestamp;
 use proto::shared_data::VmEntry;
@@ -13,25 +14,25 @@ use proto::shared_data::VmEntry;
 use crate::host::{Host, Result, WriteCondition};
 
 /// The number of VM slots of a process. Each worker thread and the main thread have a VM. The
-/// number is more than twice the number of VMs on 192 cores, because all VMs may be replaced at
-/// once, and slots of lost VMs are free only after [`EXPIRY_MS`]. The table has 32 bytes for each
-/// row, and each VM reads it every 100 ms.
+/// number is more than twice the number of VMs on 192 cores, because all VMs may be replaced at the
+/// same time, and slots of lost VMs are free only after [`EXPIRY_MS`]. The table has 32 bytes for
+/// each row, and each VM reads it every 100 ms.
 pub const VM_SLOTS_MAX: usize = 512;
-/// The number of rows of the table, including rows without a slot. If there are more VMs, the table
-/// leaves some out.
+/// The number of rows of the table, including rows without a slot. If the process has more VMs, the
+/// table leaves out the VMs beyond this number.
 const ROWS_MAX: usize = 2 * VM_SLOTS_MAX;
-/// The interval at which a VM writes its heartbeat.
+/// The interval at which a VM writes its heartbeat, in ms.
 pub const HEARTBEAT_MS: u64 = 1_000;
-/// A VM without a heartbeat for this long is lost. The time is that of five heartbeats, so that a
-/// VM survives a long blocking call on its thread.
+/// The time without a heartbeat after which a VM is lost, in ms. The time is that of five
+/// heartbeats, so that a VM survives a long blocking call on its thread.
 pub const EXPIRY_MS: u64 = 5_000;
 
 const KEY: &str = "switchpoint/1/vms";
-/// The maximum number of attempts at a compare-and-swap. Conflicts come from the heartbeats of
-/// other VMs, one per second from each.
+/// The maximum number of attempts at a compare-and-swap. Conflicts are rare, because they come from
+/// the heartbeats of other VMs: one per second from each VM.
 const TRIES_MAX: usize = 16;
 
-/// A copy of the table, as last read.
+/// This VM's copy of the table at the last reading.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmTable {
     rows: Vec<VmEntry>,
@@ -40,9 +41,9 @@ pub struct VmTable {
 // === impl VM table ===
 
 impl VmTable {
-    /// Writes `row` where its VM is enrolled, or enrols the VM in the first free row. Returns the
-    /// slot, if the VM has one, and the new table. `None` if nothing was written, because other VMs
-    /// wrote each time, or because the proxy refused.
+    /// Writes `row` into the row of its VM, or enrols the VM in the first free row. Returns the
+    /// slot, if the VM has a slot, and the new table. Returns `None` if nothing was written,
+    /// because other VMs wrote at each attempt, or because the proxy refused the write.
     pub fn write_heartbeat<H: Host>(host: &H, row: VmEntry) -> Option<(Option<u16>, Self)> {
         for _ in 0..TRIES_MAX {
             let (mut vm_table, expect) = Self::load(host).ok()?;
@@ -80,13 +81,13 @@ impl VmTable {
             .count()
     }
 
-    /// Enrols a VM in this copy of the table.
+    /// Adds the row of a VM to this copy of the table.
     #[cfg(feature = "drill")]
     pub fn insert(&mut self, row: VmEntry) {
         let _ = self.place(row);
     }
 
-    /// Puts a VM into a slot of the shared table. Replaces a VM that is already there.
+    /// Puts a VM into a slot of the shared table. Replaces a VM that is already in the slot.
     #[cfg(test)]
     pub fn vm_slot(host: &crate::fake::FakeHost, slot: u16, row: VmEntry) {
         let (mut vm_table, _) = Self::load(host).unwrap();
@@ -103,8 +104,8 @@ impl VmTable {
         .unwrap();
     }
 
-    /// Writes `row` in place of its VM's previous row. A new VM gets a free slot or, if there is
-    /// none, a row without a slot. Returns the slot, if the VM has one.
+    /// Writes `row` in place of its VM's previous row. A new VM gets a free slot or, if no slot is
+    /// free, a row without a slot. Returns the slot, if the VM has a slot.
     fn place(&mut self, row: VmEntry) -> Option<u16> {
         let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
         let in_slot = enrolled.filter(|at| *at < VM_SLOTS_MAX);
@@ -221,7 +222,7 @@ mod tests {
             ),
             (2 * 193, 0)
         );
-        // VMs that are lost lose their slots too, and new VMs take these.
+        // VMs that are lost also lose their slots, and new VMs take these slots.
         assert_eq!(slot(&host, row(1_000, EXPIRY_MS)), Some(0));
     }
 

@@ -1,7 +1,7 @@
 //! The connection to the daemon: a gRPC stream or, if the proxy does not let its filters use
 //! streams, HTTP calls.
 //!
-//! Stream and calls carry the same messages in the same order. Any failed call ends the whole
+//! A stream and calls carry the same messages in the same order. A failed call ends the whole
 //! connection, and the next connection begins with a Hello. There are two kinds of calls, each with
 //! at most one open call:
 //!
@@ -21,15 +21,16 @@ use crate::config::{StateConfig, StateTransport};
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError, Result};
 use crate::pairs::HeaderPairs;
 
-/// The maximum length, in bytes, of a message that the proxy receives on the stream. It slightly
-/// exceeds the protocol's limit. The encoding of this number (E1 80 80 02) is valid UTF-8, which
-/// the SDK requires of a serialized message.
+/// The maximum length, in bytes, of a message that the proxy receives on the stream. The number
+/// slightly exceeds the protocol's limit. The encoding of this number (E1 80 80 02) is valid UTF-8,
+/// which the SDK requires of a serialized message.
 const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
 
 /// The maximum number of bytes that wait for the daemon. With HTTP calls, these are the bytes that
-/// the daemon has not taken; on a stream, the bytes sent since its last message. A daemon sends a
-/// message every second, and 200 VMs send at most about 10 MiB in a second. If the daemon is
-/// further behind, the link is closed, because waiting bytes use the proxy's memory.
+/// the daemon has not received; on a stream, the bytes that were sent since the daemon's last
+/// message. A daemon sends a message every second, and 200 VMs send at most about 10 MiB in a
+/// second. If the daemon is further behind, the link is closed, because waiting bytes use the
+/// proxy's memory.
 const WAITING_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
 
 /// The header that names the connection in each of its calls.
@@ -44,8 +45,9 @@ pub enum StateConnection {
 #[derive(Debug)]
 pub struct GrpcStream {
     number: u32,
-    /// Bytes sent since the daemon's last message. The proxy buffers the bytes that the daemon does
-    /// not take, and does not report how many there are.
+    /// The number of bytes sent since the daemon's last message. The number is counted because the
+    /// proxy buffers the bytes that the daemon does not read, and does not report how many bytes it
+    /// buffers.
     unacknowledged_bytes: usize,
 }
 
@@ -58,11 +60,11 @@ pub enum ConnectionFailure {
     Full,
 }
 
-/// HTTP calls instead of a stream.
+/// A connection of HTTP calls instead of a stream.
 #[derive(Debug)]
 pub struct HttpCalls {
     session: String,
-    /// Messages that were not sent yet, with the gRPC frame of each.
+    /// The messages that were not sent yet, with the gRPC frame of each.
     outbox: Vec<u8>,
     send_call: Option<u32>,
     receive_call: Option<u32>,
@@ -70,10 +72,10 @@ pub struct HttpCalls {
     known: bool,
 }
 
-/// The answer to a call; by default, no answer.
+/// The response to a call. The default is that no response arrived.
 #[derive(Debug, Default)]
 pub struct CallResponse {
-    /// `:status`; `None` if there was no answer.
+    /// The header `:status` of the response; `None` if no response arrived.
     pub status: Option<Vec<u8>>,
     pub body: Vec<u8>,
 }
@@ -120,7 +122,7 @@ impl StateConnection {
         }
     }
 
-    /// Makes the call that is due, if any.
+    /// Makes the calls that the connection can make now. Does nothing for a stream.
     pub fn drive<H: Host>(
         &mut self,
         host: &H,
@@ -132,7 +134,8 @@ impl StateConnection {
         }
     }
 
-    /// Ends the connection. A stream must be ended in a callback of its own root context.
+    /// Ends the connection. A stream must be ended in a callback of the root context that opened
+    /// it.
     pub fn close<H: Host>(&self, host: &H) {
         if let Self::Stream(stream) = self {
             let _ = host.stream_cancel(stream.number);
@@ -144,7 +147,7 @@ impl StateConnection {
         matches!(self, Self::Stream(stream) if stream.number == number)
     }
 
-    /// Returns the calls of the connection, if `call` is one of them.
+    /// Returns the HTTP calls of the connection, if `call` is one of them.
     pub fn calls_with(&mut self, call: u32) -> Option<&mut HttpCalls> {
         match self {
             Self::Calls(calls)
@@ -165,7 +168,7 @@ impl GrpcStream {
         if self.unacknowledged_bytes > WAITING_BYTES_MAX {
             return Err(ConnectionFailure::Full);
         }
-        // If the stream is closed, its own callback reports that.
+        // An error is ignored: if the stream is closed, the stream's callback reports that.
         host.stream_send(self.number, message).or(Ok(()))
     }
 }
@@ -193,7 +196,7 @@ impl fmt::Display for ConnectionFailure {
 // === impl CallResponse ===
 
 impl CallResponse {
-    /// Reads the answer of the current callback.
+    /// Reads the response that the current callback delivers. The body has `size` bytes.
     pub fn read<H: Host>(host: &H, size: usize) -> Self {
         let headers = host.headers(HeaderMap::Answer).unwrap_or_default();
         let status = HeaderPairs::new(&headers)
@@ -265,8 +268,8 @@ impl HttpCalls {
         host.call(&config.cluster, &headers, body, config.silence_max_ms)
     }
 
-    /// Takes the answer to `call`. Returns the framed messages in it and whether the next call may
-    /// be made at once, or the reason why the connection has ended.
+    /// Handles the response to `call`. Returns the framed messages in the response and whether the
+    /// next call may be made immediately, or the reason why the connection has ended.
     pub fn take_response(
         &mut self,
         call: u32,
@@ -306,8 +309,8 @@ impl HttpCalls {
     }
 }
 
-/// Splits an outbox into the messages for the next call and the rest. The daemon refuses a larger
-/// body.
+/// Splits an outbox into the messages for the next call and the rest. The daemon refuses a call
+/// with a larger body.
 fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     let mut size = 0;
     let mut rest = outbox;
@@ -323,9 +326,10 @@ fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     outbox.split_at_checked(size).unwrap_or((outbox, &[]))
 }
 
-/// Returns a serialized `envoy.config.core.v3.GrpcService`. The host accepts the bare name of a
-/// cluster too. But it first tries to read the text as a message, and some names happen to be valid
-/// messages. Names have at most 48 bytes, so that every length in the message is one ASCII byte.
+/// Returns a serialized `envoy.config.core.v3.GrpcService`. The function does not return the bare
+/// name of the cluster, which the host accepts too: the host first tries to read the text as a
+/// message, and some names happen to be valid messages. Names have at most 48 bytes, so that every
+/// length in the message is one ASCII byte.
 fn service(config: &StateConfig) -> String {
     #[derive(Clone, PartialEq, Message)]
     struct GrpcService {

@@ -1,4 +1,5 @@
-//! The parts of the VM that a leader uses during one callback, and its handling of updates.
+//! The parts of the VM that a leader uses during one callback, and the leader's handling of
+//! updates.
 
 use exchange::Timestamp;
 use pool_state::{Applied, DaemonUpdate, RejectedMessage, wire_version};
@@ -21,8 +22,8 @@ pub struct LeaderContext<'a, H> {
     pub epoch: u64,
     pub now: Timestamp,
     pub config: &'a FilterConfig,
-    /// The pools, borrowed for this callback. The called functions use these references, and borrow
-    /// no cell.
+    /// The replicas of the pools, borrowed for this callback. Functions that get this context use
+    /// these references, and borrow no cell.
     pub replicas: Vec<&'a mut PoolReplica>,
     /// The identity of this VM, if the VMs share state.
     pub me: Option<VmContext<'a>>,
@@ -40,8 +41,9 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             .find(|replica| *replica.name == *pool)
     }
 
-    /// Publishes an update to the other VMs, and applies it. Returns its acknowledgement, or the
-    /// refusal of a pool update that could not be published. Fails if a later leader has written.
+    /// Publishes an update to the other VMs, and applies it. Returns the acknowledgement of the
+    /// update, or the refusal of a pool update that could not be published. Fails if a later leader
+    /// has written.
     pub(super) fn apply(
         &mut self,
         update: DaemonUpdate,
@@ -94,20 +96,20 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         Ok(ack)
     }
 
-    /// Handles an update that could not be published. If the update is a pool update that is not in
-    /// use, returns a refusal.
+    /// Handles an update that could not be published. Returns a refusal if the update is a pool
+    /// update that this VM does not use.
     fn not_published(&mut self, update: &DaemonUpdate, why: PublishError) -> Option<state::Ack> {
         let replica = self
             .replicas
             .iter_mut()
             .find(|replica| update.pool() == Some(&replica.name))?;
         if why == PublishError::NotNewer && !matches!(update, DaemonUpdate::Metrics { .. }) {
-            // The update was sent again, or is older than one that a former leader received. The
-            // store has the right content.
+            // The update was sent again, or is older than an update that a former leader received.
+            // The store has the right content.
             let _ = replica.refresh(self.host);
         }
         let DaemonUpdate::PoolUpdate(pool_update) = update else {
-            // Newer metrics or models will arrive soon.
+            // The daemon gets no refusal, because it will send newer metrics or models soon.
             return None;
         };
         let refusal = if let PublishError::Host(error) = why {
@@ -115,7 +117,8 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         } else if replica.version() == pool_update.snapshot.version() {
             return None;
         } else {
-            // The version in the store's head is in force, even if this VM cannot read its message.
+            // The version in the store's head is in force, even if this VM cannot read the message
+            // of this version.
             let held = replica
                 .stored_version(self.host)
                 .unwrap_or_default()
@@ -167,8 +170,8 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         rejected.ack()
     }
 
-    /// Wakes every other VM to read the store. A lost wake-up costs the time until that VM's next
-    /// tick.
+    /// Wakes every other VM to read the store. If a wake-up is lost, the other VM reads the store
+    /// at its next tick.
     fn wake_vms(&self) {
         for (_, row) in self.vm_table.alive(self.now) {
             if row.vm != self.vm && row.queue != 0 {

@@ -1,8 +1,8 @@
-//! The leader publishes the load of all VMs of its process to the other proxies of a pool: the sum
-//! of the VMs' load reports, and their placements.
+//! Publishes the load of all VMs of this process to the other proxies of a pool: the sum of the
+//! VMs' load reports, and the VMs' placements. Only the leader does this.
 //!
 //! The leader publishes only if the daemon has reported other proxies, and then every few ms while
-//! anything changes.
+//! load or placements change.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::peers::EncodedPlacements;
@@ -15,20 +15,21 @@ use crate::shared_data::load_sharing::LoadSharing;
 use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 
 /// The maximum number of blocks of placements in one message, which the last record may exceed.
-/// This allows 1.6 to 3 MB per second. With more traffic, ring segments are overwritten before the
-/// leader reads them, and count as lost.
+/// This limit allows 1.6 to 3 MB per second. With more traffic, ring segments are overwritten
+/// before the leader reads them, and count as lost.
 const BLOCKS_MAX: usize = 1_024;
-/// After this long without a change, in ms, traffic counts as stopped.
+/// The time without a change after which traffic counts as stopped, in ms.
 const QUIET_MS: u64 = 1_000;
-/// Tick period under traffic, in ms. Picks with load that is 10 ms old are nearly as good as picks
-/// with current load. With load that is 100 ms old, all proxies pick the same endpoint.
+/// The tick period under traffic, in ms. Picks with load that is 10 ms old are nearly as good as
+/// picks with current load. With load that is 100 ms old, all proxies pick the same endpoint.
 const BUSY_TICK_MS: u32 = 5;
-/// Tick period without traffic, in ms: the delay until the first request in a burst is published.
+/// The tick period without traffic, in ms: the longest delay until the first request in a burst is
+/// published.
 const QUIET_TICK_MS: u32 = 10;
-/// The maximum delay, in ms, of a stamp (a report's time, which the daemon returns). A later stamp
-/// is ignored, because the daemon was away.
+/// The maximum age, in ms, at which a stamp (the time of a report, which the daemon returns) is
+/// used. An older stamp is ignored, because the daemon was away.
 const DELAY_MAX_MS: u64 = proto::SHARE_EXPIRY_MS;
-/// The mean delay gives each new measurement a weight of 1 / `DELAYS`.
+/// The divisor that gives the weight of a new measurement in the mean delay: 1 / `DELAYS`.
 const DELAYS: u32 = 8;
 
 #[derive(Debug, Default)]
@@ -39,29 +40,31 @@ pub struct PeerPublisher {
     published: Vec<PlacementRingReader>,
     /// The report that was last sent, without its time.
     row: Vec<u8>,
-    /// The held requests in that report.
+    /// The held requests in the report that was last sent.
     held: Vec<u8>,
     changed_at: Timestamp,
     read_at: Timestamp,
     delay: ReportDelay,
 }
 
-/// The delay between two proxies: the age of other proxies' reports on arrival here, which is
-/// assumed to equal the age of this proxy's reports on arrival there.
+/// The delay between two proxies: the age of other proxies' reports when they arrive at this proxy.
+/// This age is assumed to equal the age of this proxy's reports when they arrive at the other
+/// proxies.
 #[derive(Debug, Default)]
 struct ReportDelay {
     /// The last stamp that the daemon returned.
     stamp: u64,
-    /// A recent mean of the delay, µs. 0 before the first measurement.
+    /// A recent mean of the delay, in µs; 0 before the first measurement.
     mean_us: u32,
 }
 
 // === impl ReportDelay ===
 
 impl ReportDelay {
-    /// Handles a stamp that the daemon returned. A new stamp shows that a report of this process
-    /// was forwarded. Then returns the delay of the oldest change in that report, in µs. The stamp
-    /// takes as long to return as the report takes to reach the other proxies.
+    /// Handles a stamp that the daemon returned. A new stamp shows that the daemon forwarded a
+    /// report of this process, and then this returns the delay of the oldest change in that report,
+    /// in µs. The stamp is assumed to take as long to return as the report takes to reach the other
+    /// proxies.
     fn receive(&mut self, stamp: u64, now: Timestamp) -> Option<u32> {
         let before = std::mem::replace(&mut self.stamp, stamp);
         let delay = now.us_since(Timestamp(stamp));
@@ -84,21 +87,21 @@ impl ReportDelay {
 // === impl PeerPublisher ===
 
 impl PeerPublisher {
-    /// Handles a message from the daemon. If the message shows that a report of this process was
-    /// forwarded, returns the delay of the oldest change in that report, in µs.
+    /// Handles a message from the daemon. If the message shows that the daemon forwarded a report
+    /// of this process, returns the delay of the oldest change in that report, in µs.
     pub fn receive_peers(&mut self, message: &state::PeerLoad, now: Timestamp) -> Option<u32> {
         self.peers.receive(message);
         self.delay.receive(message.stamp, now)
     }
 
-    /// Returns the mean age of other proxies' reports on arrival, µs; 0 before the first
+    /// Returns the mean age of other proxies' reports on arrival, in µs; 0 before the first
     /// measurement.
     #[must_use]
     pub fn delay_us(&self) -> u32 {
         self.delay.mean_us
     }
 
-    /// Returns the tick period at which changes are published; `None` while there is no other
+    /// Returns the tick period at which changes are published; `None` while the pool has no other
     /// proxy.
     #[must_use]
     pub fn tick_ms(&self, now: Timestamp) -> Option<u32> {
@@ -107,14 +110,14 @@ impl PeerPublisher {
             .then_some(if busy { BUSY_TICK_MS } else { QUIET_TICK_MS })
     }
 
-    /// Whether there is another proxy.
+    /// Whether the pool has another proxy.
     #[must_use]
     pub fn has_peers(&self) -> bool {
         self.peers.has_peers()
     }
 
-    /// Returns the next report, if one is due, and the number of ring segments lost since the last
-    /// call.
+    /// Returns the next report, if a report is due, and the number of ring segments lost since the
+    /// last call.
     pub fn next_report<H: Host>(
         &mut self,
         host: &H,
@@ -154,8 +157,8 @@ impl PeerPublisher {
         }
         self.row.clone_from(&row);
         self.held.clone_from(&held);
-        // The oldest change may have happened directly after the last reading. A repeated report
-        // has no change, so it has no stamp.
+        // The stamp is the time of the last reading, because the oldest change may have happened
+        // directly after it. A repeated report has no change, so it has no stamp.
         let stamp = if is_changed { read_at.0 } else { 0 };
         let mut report = state::LoadReport {
             pool: name.to_owned(),

@@ -1,4 +1,4 @@
-//! The work of a leader: it keeps the lease, and drives the link to the daemon.
+//! The work of a leader: a leader keeps the lease, and drives the link to the daemon.
 
 use std::rc::Rc;
 
@@ -56,8 +56,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Handles the answer to a call, which may be a call to the daemon. `status` is `None` if there
-    /// was no answer.
+    /// Handles the response to a call, which may be a call to the daemon.
     pub fn on_call_response(
         &mut self,
         root: u32,
@@ -75,7 +74,7 @@ impl<H: Host> VmState<H> {
         self.take_due(now)
     }
 
-    /// Takes, keeps or loses the lease, and does the leader's work.
+    /// Tries to take or keep the lease, and does the leader's work while this VM leads.
     pub(super) fn contend_for_leader(&mut self, root: u32, config: &FilterConfig, now: Timestamp) {
         let before = self.epoch;
         self.epoch = self
@@ -99,7 +98,7 @@ impl<H: Host> VmState<H> {
     }
 
     /// Returns the VM that this leader should hand over to. A leader that serves requests hands
-    /// over to a VM that does not.
+    /// over to a VM that serves no requests.
     fn successor(&self, now: Timestamp) -> Option<VmEntry> {
         if !self.serves || !self.lease.can_hand_over(now) {
             return None;

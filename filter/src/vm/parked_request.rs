@@ -1,4 +1,4 @@
-//! A stream as the VM sees it: a request that waits, or that the VM watches.
+//! The interface through which the VM uses a stream: a request that waits, or that the VM watches.
 
 use std::rc::Weak;
 
@@ -10,12 +10,12 @@ use super::replica::SharedReplica;
 pub trait ParkedRequest {
     /// Whether the request still waits.
     fn waits(&self) -> bool;
-    /// Decides again, or releases the held piece, because state arrived, the deadline passed, or
-    /// flow control lets the request try again.
+    /// Decides the request again, or releases the held piece of its body, because state arrived,
+    /// the deadline passed, or flow control lets the request try again.
     fn retry(&self);
     /// Checks a sent request that may make no progress.
     fn check_reply(&self, now: Timestamp);
-    /// Refuses the request if its body is not complete, because there is no room for it.
+    /// Refuses the request if its body is not complete, because there is no room for the body.
     fn refuse_body(&self);
 }
 

@@ -1,4 +1,4 @@
-//! Resumes held requests, which the VMs of a process do in turn, in one shared order.
+//! Resumes held requests. The VMs of a process take turns, in one shared order of requests.
 
 use std::rc::Rc;
 
@@ -13,7 +13,8 @@ use super::{QueueRelease, VmState};
 use crate::host::Host;
 use crate::shared_data::load_sharing::SharingOccasion;
 
-/// The maximum number of wake-ups taken from the queue at once. The next wake-up takes the rest.
+/// The maximum number of wake-ups that one callback takes from the queue. The next callback takes
+/// the rest.
 pub(super) const WAKES_MAX: usize = 1_024;
 /// The message that wakes a VM whose held request is next.
 pub(super) const QUEUED_WAKE: &[u8] = b"held";
@@ -22,16 +23,16 @@ pub(super) const QUEUED_WAKE: &[u8] = b"held";
 const TURNS_MAX: usize = 64;
 
 /// The maximum number of times, between two ticks, that a VM wakes itself without resuming a
-/// request. A few are normal, because another VM may write the shared order of held requests first.
-/// Envoy runs such a wake-up before anything else of the thread, so without a limit a fault here
-/// would stop the thread.
+/// request. A few such wake-ups are normal, because another VM may write the shared order of held
+/// requests first. Envoy handles a wake-up of the same VM before anything else of the thread, so
+/// without a limit a fault in this code would stop the thread.
 const IDLE_RELEASES_MAX: u8 = 64;
 
 // === impl VmState ===
 
 impl<H: Host> VmState<H> {
-    /// Begins to resume held requests. Returns false if none is due. In that case no host call is
-    /// made.
+    /// Begins to resume held requests. Returns false, without a host call, if no held request may
+    /// be resumed now.
     pub fn begin_release(&mut self) -> bool {
         let due = self.is_release_due();
         self.releasing = if due {
@@ -42,14 +43,15 @@ impl<H: Host> VmState<H> {
         due
     }
 
-    /// Stops resuming held requests. Requests that are still due wait for a wake-up. After
-    /// [`IDLE_RELEASES_MAX`] wake-ups that resumed nothing they wait for the next tick.
+    /// Stops resuming held requests. Requests that are still due wait for a wake-up, which this
+    /// function sends. After [`IDLE_RELEASES_MAX`] wake-ups that resumed nothing, the requests wait
+    /// for the next tick.
     pub fn end_release(&mut self, resumed: bool) {
         self.releasing = QueueRelease::Idle;
         if !self.is_release_due() {
             return;
         }
-        // A callback that used up its replies on other requests was not idle.
+        // A callback that used up its local replies on other requests does not count as idle.
         if !resumed && self.watched.may_reply() {
             self.ticks.idle_releases = self.ticks.idle_releases.saturating_add(1);
         }
@@ -58,16 +60,16 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Resumes held requests of the pool soon, in a root context of this VM or of the VM that is
-    /// next.
+    /// Makes a root context resume held requests of the pool: in this VM, or in the VM whose
+    /// request is next.
     pub fn release_soon(&mut self, replica: &mut PoolReplica) {
         if self.releasing == QueueRelease::Idle && !self.pass_turn(replica, self.host.now()) {
             self.wake_self();
         }
     }
 
-    /// Wakes this VM, so that a root context resumes held requests. If this VM has no slot, it does
-    /// so at its next tick.
+    /// Wakes this VM, so that a root context resumes held requests. If this VM has no slot, its
+    /// next tick resumes held requests.
     pub fn wake_self(&mut self) {
         if self.releasing == QueueRelease::Idle
             && self.vm_slot.slot.is_some()
@@ -118,8 +120,8 @@ impl<H: Host> VmState<H> {
         None
     }
 
-    /// Takes this VM's turn in the order without resuming a request. Returns false if a root
-    /// context must resume a request, because a request of this VM is next.
+    /// Does this VM's next steps in the shared order, except resuming a request. Returns false if a
+    /// root context must resume a request, because a request of this VM is next.
     pub(super) fn pass_turn(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
         let Some(me) = self
             .vm_context()
@@ -145,9 +147,9 @@ impl<H: Host> VmState<H> {
         false
     }
 
-    /// After this VM has published its load, checks the endpoints where requests made room
-    /// ([`exchange::ManagedPool::look_at_freed`]). If this VM knows of no room, it first reads the
-    /// loads of the other VMs.
+    /// Checks the endpoints where requests made room ([`exchange::ManagedPool::look_at_freed`]),
+    /// after this VM has published its load. If this VM knows of no room, it first reads the loads
+    /// of the other VMs.
     pub fn look_at_freed(&self, replica: &mut PoolReplica, now: Timestamp) {
         let queues = replica.pool.queues();
         if queues.has_freed() && queues.is_shared() && !replica.pool.has_freed_room(now) {
@@ -156,8 +158,8 @@ impl<H: Host> VmState<H> {
         replica.pool.look_at_freed(now);
     }
 
-    /// Writes the order, then wakes the VM `wake`. Returns false if another VM wrote since the last
-    /// reading.
+    /// Writes the order, then wakes the VM `wake`. Returns false if another VM has written the
+    /// order since this VM read it.
     fn write_order(&self, replica: &mut PoolReplica, wake: Option<u64>, now: Timestamp) -> bool {
         let is_written = replica.flow_order.write(&self.host, &mut replica.pool);
         wake.filter(|_| is_written)
@@ -222,8 +224,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Handles another VM's message that asks for room: ends a running request of low priority, or
-    /// asks the next VM.
+    /// Handles another VM's message that asks for room: aborts a running request of low priority,
+    /// or asks the next VM.
     pub(super) fn on_ask(
         &self,
         replica: &mut PoolReplica,
@@ -231,14 +233,15 @@ impl<H: Host> VmState<H> {
         left: u32,
         now: Timestamp,
     ) {
-        // This reading also shows that the other VM holds requests, so this VM will wake it.
+        // This reading also shows that the VM that asks holds requests, so this VM will wake that
+        // VM.
         self.receive_loads(replica, now, SharingOccasion::Claim);
         if !replica.pool.queues_mut().give_room(ask, now) {
             self.pass_ask(&replica.name, ask, left, now);
         }
     }
 
-    /// Reads the requests that the other VMs hold, if any VM holds some.
+    /// Reads the requests that the other VMs hold, if at least one VM holds requests.
     pub fn read_order(&self, replica: &mut PoolReplica, now: Timestamp) {
         if let Some(me) = self
             .vm_context()
@@ -251,7 +254,7 @@ impl<H: Host> VmState<H> {
     }
 
     /// Writes into the order the requests that this VM holds, and the load claimed by a pick.
-    /// Returns false if another VM wrote since the last reading.
+    /// Returns false if another VM has written the order since this VM read it.
     pub fn claim(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
         match self
             .vm_context()

@@ -1,4 +1,4 @@
-//! The state of one pool in one VM: the daemon's messages as applied by this VM, and what the VM
+//! The state of one pool in one VM: the daemon's messages that the VM has applied, and what the VM
 //! itself knows.
 //!
 //! A replica changes only in [`PoolReplica::apply`], as a whole or not at all, and never while a
@@ -30,7 +30,7 @@ use crate::shared_data::snapshot_store::{
 use crate::shared_data::vm_table::VmTable;
 use crate::state_link::peer_publisher::PeerPublisher;
 
-/// A replica that the VM and the streams of a pool use in turn.
+/// A replica. The VM and the streams of the pool share it, and borrow it in turn.
 pub type SharedReplica = Rc<RefCell<PoolReplica>>;
 
 #[derive(Debug)]
@@ -44,19 +44,19 @@ pub struct PoolReplica {
     pub sharing: LoadSharing,
     /// The order of the requests that all VMs hold.
     pub flow_order: FlowOrder,
-    /// Publishes load to other proxies while this VM leads.
+    /// The state of publishing load to other proxies, which this VM uses while it leads.
     pub peer_publisher: PeerPublisher,
-    /// The versions of the daemon's messages that are in force here.
+    /// The versions of the daemon's messages that are in force in this VM.
     applied: AppliedVersions,
-    /// Where the leader publishes pool updates and metrics.
+    /// The store in which the leader publishes pool updates and metrics.
     snapshots: FollowedStore,
-    /// Where the leader publishes learned models.
+    /// The store in which the leader publishes learned models.
     models: FollowedStore,
     observations: ObservationRings,
     held: QueuedStreams,
 }
 
-/// The streams of requests that the pool holds or may give up, by number.
+/// The streams of requests that the pool holds or may abort, by the request's number.
 #[derive(Debug, Default)]
 struct QueuedStreams {
     streams: Vec<(u64, Weak<dyn ParkedRequest>)>,
@@ -64,24 +64,24 @@ struct QueuedStreams {
     alive: usize,
 }
 
-/// Ended streams are removed when the list reaches this length plus twice its length after the last
-/// removal.
+/// The number of streams in the list that triggers the removal of ended streams, before twice the
+/// length after the last removal is added.
 const ENDED_STREAMS_MAX: usize = 64;
 
-/// A snapshot store, and this VM's position in it.
+/// A snapshot store, and what this VM has read last from the store.
 #[derive(Debug)]
 struct FollowedStore {
     store: SharedSnapshotStore,
-    /// The last head whose messages were applied or refused.
+    /// The last head whose messages this VM has applied or refused.
     head: Option<HeadReading>,
 }
 
-/// The observation rings: the ring of this VM and, while it leads, readers of the rings of other
-/// VMs.
+/// The observation rings: the ring of this VM and, while this VM leads, readers of the rings of the
+/// other VMs.
 #[derive(Debug, Default)]
 struct ObservationRings {
     own: ObservationRingWriter,
-    /// The readers, by VM slot.
+    /// The readers of the other VMs' rings, by VM slot.
     readers: Vec<ObservationRingReader>,
 }
 
@@ -92,7 +92,7 @@ impl FollowedStore {
         Self { store, head: None }
     }
 
-    /// Returns the head, if it changed after its messages were last read.
+    /// Returns the head of the store, if the head has changed since this VM last read its messages.
     fn changed_head<H: Host>(&self, host: &H) -> Result<Option<HeadReading>> {
         Ok(self
             .store
@@ -135,7 +135,7 @@ impl AsRef<ManagedPool> for PoolReplica {
 }
 
 impl PoolReplica {
-    /// Records the stream of a request that is held, or may be given up. New requests have higher
+    /// Records the stream of a request that the pool holds or may abort. New requests have higher
     /// numbers, and a request keeps its number.
     pub fn hold(&mut self, number: u64, stream: Weak<dyn ParkedRequest>) {
         if self.held.get(number).is_none() {
@@ -147,7 +147,7 @@ impl PoolReplica {
         self.held.get(number)
     }
 
-    /// Returns the next held request to resume.
+    /// Returns the held request to resume next.
     pub fn next_queued(&mut self, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
         while let Some(number) = self.pool.next_due(now) {
             if let Some(stream) = self.queued_stream(number) {
@@ -157,8 +157,8 @@ impl PoolReplica {
         None
     }
 
-    /// Makes a pool without state and without a prefix index, which a tick or the first request
-    /// creates.
+    /// Creates a replica without state and without a prefix index. A tick or the first request
+    /// creates the index.
     #[must_use]
     pub fn new(name: &str, seed: u64) -> Self {
         Self {
@@ -193,13 +193,13 @@ impl PoolReplica {
         self.applied.pool_update()
     }
 
-    /// Returns the time when the present metrics were received; `None` if there are none.
+    /// Returns the time when the present metrics were received; `None` if the metrics are unknown.
     #[must_use]
     pub fn metrics_at(&self) -> Option<Timestamp> {
         self.applied.metrics_at()
     }
 
-    /// Returns the version of the pool update in the store; `None` if there is none.
+    /// Returns the version of the pool update in the store; `None` if the store has no pool update.
     #[must_use]
     pub fn stored_version<H: Host>(&self, host: &H) -> Option<Version> {
         self.snapshots
@@ -210,7 +210,7 @@ impl PoolReplica {
             .map(|seen| seen.head.version)
     }
 
-    /// Returns the learned models in the store, as the leader received them.
+    /// Returns the learned models in the store, in the form in which the leader received them.
     #[must_use]
     pub fn stored_models<H: Host>(&self, host: &H) -> Option<state::LearnedModels> {
         let head = self.models.store.read_head(host).ok()??.head;
@@ -227,7 +227,7 @@ impl PoolReplica {
         self.pick_us.record(us as f64, &DURATION_BOUNDS_MS);
     }
 
-    /// Publishes an update to the other VMs, as the bytes that the leader received.
+    /// Publishes an update to the other VMs, in the form in which the leader received the update.
     ///
     /// # Errors
     /// Returns [`PublishError`] if the update was not published.
@@ -277,9 +277,9 @@ impl PoolReplica {
         applied
     }
 
-    /// Applies the new messages of the stores, and returns what was applied, in order. A message
-    /// that cannot be decoded counts as [`Applied::Nothing`]: it stays in the store, and the
-    /// current state stays in use.
+    /// Applies the new messages of the stores, and returns the results in the order in which the
+    /// messages were applied. A message that cannot be decoded counts as [`Applied::Nothing`]: the
+    /// message stays in the store, and the current state stays in use.
     ///
     /// # Errors
     /// Returns the error of the host.
@@ -289,7 +289,7 @@ impl PoolReplica {
             return Ok(applied);
         };
         // A side that a leader is replacing is read again later. A side that cannot be decoded is
-        // not.
+        // not read again.
         let mut settled = true;
         if seen.head.version > self.version() {
             match self.snapshots.store.pool_update(host, seen.head)? {
@@ -325,7 +325,7 @@ impl PoolReplica {
 
     fn apply_stored(&mut self, stored: &StoredMessage) -> Option<Applied> {
         match decode(stored.message(), |_| Some(&*self)) {
-            // These models were stored by a leader that did not have better models yet.
+            // A leader stored these models before it had better models.
             Ok(DaemonUpdate::Outweighed(_)) => None,
             Ok(update) => Some(self.apply(update, stored.received)),
             Err(_) => Some(Applied::Nothing),
@@ -333,7 +333,7 @@ impl PoolReplica {
     }
 
     /// Reads the observations that the VMs of this process wrote since the last reading. Returns
-    /// one message for each VM that wrote any.
+    /// one message for each VM that wrote observations.
     pub fn read_observations<H: Host>(
         &mut self,
         host: &H,
@@ -361,7 +361,7 @@ impl PoolReplica {
         vm_table.alive(now).filter_map(read).collect()
     }
 
-    /// Writes the observations of this VM for the leader.
+    /// Writes the observations of this VM into its ring, which the leader reads.
     pub fn publish_observations<H: Host>(&mut self, host: &H, vm_slot: u16, vm: u64) {
         let (_, rows) = self.pool.take_observations();
         self.observations.own.append(

@@ -1,4 +1,4 @@
-//! A VM's slot among the VMs of its process, and its heartbeats.
+//! The slot of a VM among the VMs of its process, and the heartbeats of the VM.
 
 use exchange::Timestamp;
 use proto::shared_data::VmEntry;
@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::shared_data::counters;
 use crate::shared_data::vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
 
-/// The VM's slot among the VMs of the process.
+/// The VM's slot among the VMs of the process, and the VM's queue and table of VMs.
 #[derive(Debug, Default)]
 pub(super) struct VmSlot {
     pub(super) slot: Option<u16>,
@@ -34,8 +34,8 @@ impl<H: Host> VmState<H> {
             self.write_heartbeat(now);
             self.write_counters();
         } else if let Ok(vm_table) = VmTable::read(&self.host) {
-            // With this table, the VM knows a new VM at once, and not only from its next heartbeat
-            // on.
+            // With this table, the VM knows a new VM immediately, and not only after this VM's next
+            // heartbeat.
             self.vm_slot.vm_table = vm_table;
         }
         if let (Some(slot), true) = (self.vm_slot.slot, self.vm_slot.root != root) {
@@ -79,8 +79,8 @@ impl<H: Host> VmState<H> {
                     );
                 }
             }
-            // The next tick tries the heartbeat again. No other VM takes the slot before the last
-            // heartbeat expires.
+            // If the write failed, the next tick writes the heartbeat again. No other VM takes the
+            // slot before the last heartbeat expires.
             None if self
                 .vm_slot
                 .heartbeat
@@ -88,13 +88,14 @@ impl<H: Host> VmState<H> {
             None => self.vm_slot.slot = None,
         }
         if self.vm_slot.slot != before {
-            // A new slot has a new queue.
+            // The queue must be registered again, because a new slot has a new queue.
             self.vm_slot.queue = 0;
             self.vm_slot.root = 0;
         }
     }
 
-    /// Counts the VMs of the process without a VM slot, by the table last read.
+    /// Counts the VMs of the process without a VM slot, according to the table that this VM read
+    /// last.
     #[must_use]
     pub fn without_vm_slot(&self) -> usize {
         self.vm_slot.vm_table.without_vm_slot(self.host.now())

@@ -12,30 +12,31 @@ use super::parked_request::ParkedRequest;
 /// which the filter acts on a request.
 const CHECK_MS: u64 = 1_000;
 
-/// The maximum number of local replies in one callback of a root context. Envoy sends them after
-/// the callback. Each reply calls the VM, and before that call returns, Envoy sends the next reply.
-/// So each reply takes more of the stack, and V8 allows about 1 MB: this leaves 15 KB for each.
+/// The maximum number of local replies in one callback of a root context. Envoy sends these replies
+/// after the callback. Each reply calls the VM, and before this call returns, Envoy sends the next
+/// reply. So each reply takes more of the stack, for which V8 allows about 1 MB: with this maximum,
+/// each reply may take 15 KB.
 const LOCAL_REPLIES_MAX: usize = 64;
 
 #[derive(Default)]
 pub struct WatchedStreams {
     pub bodies: BodiesInProgress<Weak<dyn ParkedRequest>>,
     pub kept: KeptBodies,
-    /// The sent requests of this VM that have not ended, and free entries.
+    /// The sent requests of this VM that have not ended, by index. A free index has `None`.
     replies: Vec<Option<Weak<dyn ParkedRequest>>>,
     free: Vec<usize>,
-    /// When the last round of checks began.
+    /// The time when the last round of checks began.
     checked: Timestamp,
-    /// The place that the round has come to, if it has not ended.
+    /// The index that the round of checks has come to, if the round has not ended.
     place: Option<usize>,
-    /// The local replies since the last callback of a root context began.
+    /// The number of local replies since the last callback of a root context began.
     local_replies: usize,
 }
 
 // === impl WatchedStreams ===
 
 impl WatchedStreams {
-    /// Watches a sent request from now on. Returns its index.
+    /// Watches a sent request from now on. Returns the index of the request.
     pub fn watch_reply(&mut self, stream: Weak<dyn ParkedRequest>) -> usize {
         let place = self.free.pop().unwrap_or(self.replies.len());
         match self.replies.get_mut(place) {
@@ -53,7 +54,7 @@ impl WatchedStreams {
         }
     }
 
-    /// Returns the next sent request to check now, if a check is due.
+    /// Returns the next sent request to check now, if a round of checks is due.
     pub fn next_reply(&mut self, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
         while let Some(place) = self.next_place(now) {
             let reply = self.replies.get(place).and_then(Option::as_ref);
@@ -64,7 +65,7 @@ impl WatchedStreams {
         None
     }
 
-    /// Returns the next place to check now, if a check is due.
+    /// Returns the next index to check now, if a round of checks is due.
     fn next_place(&mut self, now: Timestamp) -> Option<usize> {
         let place = match self.place {
             Some(place) => place,
@@ -78,7 +79,7 @@ impl WatchedStreams {
         self.place.map(|_| place)
     }
 
-    /// Begins a callback of a root context.
+    /// Records that a callback of a root context begins, which may send new local replies.
     pub fn begin_callback(&mut self) {
         self.local_replies = 0;
     }

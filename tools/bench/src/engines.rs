@@ -13,7 +13,7 @@ use testbed::stack::Stack;
 /// The number of workers of each proxy, and the number of proxies.
 const SHAPES: [(u32, u32); 4] = [(4, 1), (1, 1), (2, 1), (2, 2)];
 
-/// How much to measure.
+/// Sets the prompts and the shapes to measure.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Seed of the prompts

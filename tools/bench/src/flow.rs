@@ -1,9 +1,10 @@
-//! Measures flow control on a real Envoy: chat beside a wave of batch requests of two tenants,
-//! through one worker, through four, and through two proxies of four workers. The last run kills
-//! the daemon in the middle of the wave. [`cost`] measures the cost of flow control for a request.
+//! Measures flow control on a real Envoy: chat beside a wave of batch requests of two tenants. The
+//! waves go through one worker, through four workers, and through two proxies of four workers. The
+//! last run kills the daemon in the middle of the wave. [`cost`] measures the cost of flow control
+//! for a request.
 //!
-//! The engines are simulated, and a fifth as fast as measured ones, so that they and not this
-//! machine are the bottleneck.
+//! The engines are simulated. They have a fifth of the speed of measured engines, so that the
+//! engines, and not this machine, are the bottleneck.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -30,13 +31,14 @@ mod load;
 
 use load::{CLASSES, TrafficClass};
 
-/// The number of engines. Each is Llama 3.1 8B on one H100.
+/// The number of engines. Each engine simulates Llama 3.1 8B on one H100.
 const SERVERS: usize = 2;
 
-/// How long chat runs before the wave begins.
+/// The time from the first chat to the begin of the wave.
 const WAVE_BEGINS: Duration = Duration::from_secs(4);
 const CHAT_AFTER: Duration = Duration::from_secs(4);
-/// Shares are measured from this time in the wave on, when both tenants have held requests.
+/// The time in the wave at which the measurement of shares begins. From then on, both tenants have
+/// held requests.
 const SHARES_AFTER: Duration = Duration::from_secs(8);
 
 const SHAPES: [FleetShape; 3] = [
@@ -61,7 +63,7 @@ flowControl:
   - {priority: -10, maxRequests: 5000}
 ";
 
-/// How much to measure.
+/// Sets the waves, the engines and the rounds to measure.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Waves through each shape, each with arrivals of its own
@@ -102,15 +104,16 @@ pub(crate) struct FlowRow {
     pub(crate) daemon_killed: bool,
     pub(crate) requests: usize,
     pub(crate) failures: usize,
-    /// Requests that were held.
+    /// The number of requests that flow control held.
     pub(crate) held: i64,
-    /// Tokens/s offered in the wave, divided by those served in its second part.
+    /// The tokens/s that clients offer in the wave, divided by the tokens/s that the engines serve
+    /// in the second part of the wave.
     pub(crate) load: f64,
     pub(crate) chat_p50_ms: f64,
     pub(crate) chat_p99_ms: f64,
-    /// Tokens/s of each class while the wave lasts.
+    /// The tokens/s of each class in the second part of the wave.
     pub(crate) tokens_per_s: Vec<(String, f64)>,
-    /// The share of the batch tokens that the tenant got that requests less.
+    /// The share of the batch tokens that the tenant with the lower demand got.
     pub(crate) small_share: f64,
 }
 
@@ -149,7 +152,7 @@ async fn waves(args: Args) -> Result<()> {
     }
 }
 
-/// One wave through one shape.
+/// The results of one wave through one shape.
 struct WaveRun {
     /// The results by class, in the order of [`CLASSES`].
     classes: Vec<Vec<ReplayResult>>,
@@ -209,7 +212,7 @@ impl WaveRun {
             .count()
     }
 
-    /// Returns the times to the first token of the chats that arrived while the wave lasted.
+    /// Returns the times to the first token of the chats that arrived during the wave, in ms.
     fn chat_ms(&self, wave: Duration) -> Vec<f64> {
         let in_wave = |seen: &&ReplayResult| (WAVE_BEGINS..WAVE_BEGINS + wave).contains(&seen.at);
         self.classes[0]
@@ -219,8 +222,8 @@ impl WaveRun {
             .collect()
     }
 
-    /// Returns when the five slowest chats arrived, in s, and their times to the first token, in
-    /// ms.
+    /// Returns the five slowest chats that arrived during the wave: time of arrival in s, and time
+    /// to the first token in ms.
     fn longest_chats(&self, wave: Duration) -> Vec<(f64, f64)> {
         let in_wave = |seen: &&ReplayResult| (WAVE_BEGINS..WAVE_BEGINS + wave).contains(&seen.at);
         let time = |seen: &ReplayResult| Some((seen.at.as_secs_f64(), ms(seen.ttft?)));
@@ -234,8 +237,8 @@ impl WaveRun {
         times
     }
 
-    /// Returns the tokens/s of a class in the part of the wave in which all tenants have held
-    /// requests: those of requests whose first token came in that time.
+    /// Returns the tokens/s of a class in the second part of the wave, in which all tenants have
+    /// held requests. Counts the requests whose first token came in this part.
     fn tokens_per_s(&self, class: usize, wave: Duration) -> f64 {
         let part = WAVE_BEGINS + SHARES_AFTER..WAVE_BEGINS + wave;
         let began = |seen: &&ReplayResult| {
@@ -270,7 +273,8 @@ async fn start(shape: FleetShape, args: Args, folder: &Path) -> Result<Fleet> {
             SecondEnvoy::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?,
         );
     }
-    // After these requests every worker serves, and proxies know of each other.
+    // Each worker must have served a request before the waves, and the proxies must have found each
+    // other.
     for address in fleet.addresses() {
         try_join_all((0..50 * shape.workers).map(|_| client::get(address, "/v1/models"))).await?;
     }
@@ -278,7 +282,8 @@ async fn start(shape: FleetShape, args: Args, folder: &Path) -> Result<Fleet> {
     Ok(fleet)
 }
 
-/// Writes the objectives and a scheduling configuration. Returns the daemon's arguments.
+/// Writes the objectives and a scheduling configuration. Returns the daemon's arguments that name
+/// both files.
 fn write_files(folder: &Path, config: &str) -> Result<Vec<String>> {
     let objective = |(name, priority): (&str, i32)| {
         json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": {"name": name},
@@ -302,7 +307,7 @@ fn write_files(folder: &Path, config: &str) -> Result<Vec<String>> {
     ])
 }
 
-/// Sends the requests of a class through all proxies in turn.
+/// Sends the requests of a class, to each proxy in turn.
 async fn replay_class(
     class: &'static TrafficClass,
     proxies: Vec<SocketAddr>,

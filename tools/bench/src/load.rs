@@ -1,4 +1,4 @@
-//! One run of the load generator `oha`, with its figures and the CPU time of the processes under
+//! Runs the load generator `oha` once. Reads its figures and the CPU time of the processes under
 //! test.
 
 use std::net::SocketAddr;
@@ -18,16 +18,17 @@ pub(crate) struct LoadRun {
     pub(crate) bodies: PathBuf,
     pub(crate) connections: usize,
     pub(crate) seconds: u32,
-    /// Open loop: requests/s that are sent independently of earlier answers. `None` means a closed
-    /// loop: each connection sends its next request after the answer to the last.
+    /// The requests/s of an open loop, in which a client sends requests independently of earlier
+    /// answers. `None` means a closed loop, in which each connection sends its next request after
+    /// the answer to its last request.
     pub(crate) rate: Option<u32>,
     /// Whether to use HTTP/2 without TLS instead of HTTP/1.1.
     pub(crate) http2: bool,
-    /// The query of the path, with its `?`. The query controls how the servers answer.
+    /// The query of the path, with its `?`. The servers answer as the query says.
     pub(crate) query: &'static str,
-    /// Processes whose CPU time is counted: Envoy and the daemon.
+    /// The processes whose CPU time is counted: Envoy and the daemon.
     pub(crate) processes: [u32; 2],
-    /// Additional headers, `name: value`.
+    /// Additional headers of each request, as `name: value`.
     pub(crate) headers: &'static [&'static str],
 }
 
@@ -38,17 +39,17 @@ pub(crate) struct LoadFigures {
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) rps: f64,
-    /// CPU time of Envoy per request.
+    /// The CPU time of Envoy per request, in µs.
     pub(crate) cpu_us: f64,
-    /// CPU time of the daemon per request.
+    /// The CPU time of the daemon per request, in µs.
     pub(crate) daemon_us: f64,
 }
 
 // === impl LoadRun ===
 
 impl LoadRun {
-    /// Returns a load in which each of `connections` uses HTTP/1.1, and sends its next request
-    /// after the answer to the last.
+    /// Returns a load in which each of `connections` connections uses HTTP/1.1, and sends its next
+    /// request after the answer to its last request.
     pub(crate) fn closed_loop(
         target: SocketAddr,
         bodies: PathBuf,
@@ -70,7 +71,7 @@ impl LoadRun {
     }
 
     /// Runs `oha`. With one connection, `oha` and the processes are pinned to one core. Otherwise
-    /// wake-ups across cores would move the median by more than the differences that the bench
+    /// wake-ups across cores would change the median by more than the differences that the bench
     /// measures.
     ///
     /// # Errors
@@ -183,20 +184,20 @@ impl LoadFigures {
 /// (`schedstat`), in ns.
 ///
 /// # Errors
-/// Fails if there is no such process.
+/// Fails if no process has this id.
 pub(crate) fn cpu_ns(pid: u32) -> Result<u64> {
     cpu_ns_of(pid, |_| true)
 }
 
-/// Returns the CPU time of the threads whose name satisfies `such`, in ns.
+/// Returns the CPU time of the process's threads whose name satisfies `such`, in ns.
 ///
 /// # Errors
-/// Fails if there is no such process.
+/// Fails if no process has this id.
 pub(crate) fn cpu_ns_of(pid: u32, such: impl Fn(&str) -> bool) -> Result<u64> {
     let mut total = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let task = task?.path();
-        // A thread that ends in the meantime has no name and no time.
+        // A thread that has ended since `read_dir` has no name and no time.
         if such(&std::fs::read_to_string(task.join("comm")).unwrap_or_default()) {
             let text = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
             total += text
@@ -209,7 +210,7 @@ pub(crate) fn cpu_ns_of(pid: u32, such: impl Fn(&str) -> bool) -> Result<u64> {
     Ok(total)
 }
 
-/// Lets all threads of a process run on these cores only.
+/// Makes all threads of a process run only on these cores.
 pub(crate) async fn pin(pid: u32, cores: &str) -> Result<()> {
     Command::new("taskset")
         .args(["-a", "-p", "-c", cores, &pid.to_string()])

@@ -12,9 +12,9 @@
 //! | `flow` | flow control over workers and proxies, and what it costs a request | `flow.json`, `flow-cost.json` |
 //! | `page` | copies the results of the first three and of `flow` to `docs/data` and prints `docs/reference/performance.md` from there | |
 //!
-//! Without a part, `bench` runs the first three and writes the page. CPU is the kernel scheduler's
-//! clock of the processes, in nanoseconds. The model servers answer at once, so that only the proxy
-//! is measured.
+//! Without a part, `bench` runs the first three parts and writes the page. CPU time is the time
+//! that the kernel scheduler counts for the processes, in nanoseconds. The model servers answer
+//! immediately, so that only the proxy is measured.
 #![allow(clippy::print_stdout, reason = "this program talks to a person")]
 
 use std::net::SocketAddr;
@@ -50,7 +50,7 @@ struct BenchArgs {
     args: Args,
 }
 
-/// How much to measure.
+/// Sets how many rounds and seconds to measure.
 #[derive(Debug, clap::Args)]
 struct Args {
     /// Measure only the cases of the targets in `overhead`
@@ -151,8 +151,8 @@ fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
         .output()?;
     let result = json!({
         "date": String::from_utf8_lossy(&date.stdout).trim(), "host": std::env::consts::ARCH, "cores": cores, "envoy": envoy, "rows": rows,
-        // The average is over the last minute, with the bench's own load included. A value far
-        // above the number of cores means that other processes used the machine.
+        // The average covers the last minute and includes the bench's own load. A value far above
+        // the number of cores means that other processes used the machine.
         "load_average": load.split(' ').next().and_then(|load| load.parse::<f64>().ok()),
     });
     std::fs::write(&file, lines(result))?;
@@ -160,8 +160,8 @@ fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
     Ok(())
 }
 
-/// Formats the JSON with a line for each row, and floats with four decimals, so that a share of
-/// 1.05 % is not rounded.
+/// Returns the JSON as text, with a line for each row. Floats have four decimals, so that a share
+/// such as 1.05 % is not rounded.
 fn lines(mut result: serde_json::Value) -> String {
     let rows = result["rows"].take();
     let rows: Vec<String> = rows

@@ -1,8 +1,9 @@
 //! The smallest Envoy configuration that passes requests on: one listener, one route, one cluster.
-//! It has no access log, no filter except the router, and Envoy's default buffers and limits.
+//! The configuration has no access log, no filter except the router, and Envoy's default buffers
+//! and limits.
 //!
-//! This Envoy runs in a process of its own, so that no other part of the shipped configuration
-//! affects it.
+//! The minimal Envoy runs in its own process, so that no part of the shipped configuration affects
+//! it.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,10 +18,10 @@ use testbed::{Result, client, wait_for};
 
 use crate::world::hosts;
 
-/// The maximum time to start, and to stop.
+/// The maximum time until Envoy answers after its start, and until it ends after a signal.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The running process.
+/// The running process of the minimal Envoy.
 #[derive(Debug)]
 pub(crate) struct MinimalEnvoy {
     process: ChildProcess,
@@ -69,7 +70,7 @@ impl MinimalEnvoy {
     /// Ends the Envoy.
     ///
     /// # Errors
-    /// Fails if Envoy does not end when signalled.
+    /// Fails if Envoy does not end after a signal.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.process.stop(LIMIT).await.map(drop)
     }

@@ -1,13 +1,13 @@
-//! Measures the cost of a picker against two bases: a minimal Envoy, which shows what users pay in
-//! total, and the shipped configuration without a picker, which shows what the picker adds. Every
-//! round runs all paths one right after the other.
+//! Measures the cost of a picker against two bases. A minimal Envoy shows what users pay in total,
+//! and the shipped configuration without a picker shows what the picker adds. Every round runs all
+//! paths directly one after the other.
 //!
 //! Around two standard cases, with bodies of 10 KB and of 100 KB, each case changes one factor:
 //! body, connections, HTTP version, workers, endpoints, or pace of the engines. The order of the
 //! paths rotates from round to round, so that no path is always first after the pause. The result
-//! is the median over the rounds of the difference to the base in the same round. The machine may
-//! be shared and noisy, so the spread of the differences (interquartile range) shows how reliable
-//! they are.
+//! is the median, over the rounds, of the difference between the path and the base in the same
+//! round. The machine may be shared and noisy. So the spread of the differences (interquartile
+//! range) shows how reliable the differences are.
 
 use std::path::{Path, PathBuf};
 
@@ -19,33 +19,34 @@ use crate::stats::{PairedDifference, iqr, median};
 use crate::world::{BenchStack, RequestPath};
 use crate::{Args, predicting, write_result};
 
-/// In bodies with escapes, every 55th byte is a backslash, as in code and quoted text.
+/// The distance of backslashes in bodies with escapes, in bytes: as in code and quoted text.
 const ESCAPE_EVERY: usize = 55;
 
-/// The number of bodies that differ in their first bytes, so that most requests of a run share no
-/// prefix.
+/// The number of different bodies. They differ in their first bytes, so that most requests of a run
+/// share no prefix.
 const BODIES: usize = 64;
 
-/// The load at which tail latency is measured, relative to the requests/s that the slowest path
+/// The load at which tail latency is measured, as a share of the requests/s that the slowest path
 /// sustains.
 const TAIL_LOAD: f64 = 0.5;
 
-/// The body sizes of the standard cases, from which other cases differ in one factor.
+/// The body sizes of the standard cases. All other cases differ from a standard case in one factor.
 pub(crate) const CENTRES: [usize; 2] = [10_000, 100_000];
 
-/// The body sizes of a full run, and those of a run with `--quick`.
+/// The body sizes of a full run, and the body sizes of a run with `--quick`.
 const SIZES: [usize; 6] = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000];
 const QUICK_SIZES: [usize; 3] = [10_000, 100_000, 400_000];
 
-/// The numbers of endpoints and of connections in cases that change another factor.
+/// The number of endpoints and of connections in cases that change another factor.
 pub(crate) const ENDPOINTS: usize = 100;
 pub(crate) const CONNECTIONS: usize = 16;
 
-/// The number of connections in cases with more workers, so that each worker has several.
+/// The number of connections in cases with more workers, so that each worker has several
+/// connections.
 pub(crate) const MANY: usize = 64;
 pub(crate) const WORKERS: u32 = 4;
 
-/// The pace of a real engine: 20 events, 10 ms apart.
+/// The query for the pace of a real engine: 20 events, 10 ms apart.
 const PACE: &str = "?chunks=20&every_ms=10";
 
 /// One row of the result file. The fields are the columns of the published JSON table.
@@ -59,16 +60,16 @@ pub(crate) struct OverheadRow {
     pub(crate) requests: u64,
     pub(crate) errors: u64,
     pub(crate) p50_us: f64,
-    /// CPU per request of Envoy, or of Envoy and the daemon if the daemon picks (`ext_proc`).
+    /// The CPU time of Envoy per request. With `ext_proc`, the CPU time of the daemon is included.
     pub(crate) cpu_us: f64,
-    /// CPU of the daemon per request. The daemon scrapes all endpoints the whole time, so this
+    /// The CPU time of the daemon per request. The daemon always scrapes all endpoints, so this
     /// number is larger if there are few requests.
     pub(crate) daemon_us: f64,
     pub(crate) rps: f64,
     pub(crate) added_p50_us: f64,
     pub(crate) added_p99_us: f64,
     pub(crate) added_cpu_us: f64,
-    /// The spreads of the added p50, p99 and CPU.
+    /// The spreads of the added p50, the added p99 and the added CPU.
     pub(crate) iqr_us: f64,
     pub(crate) iqr_p99_us: f64,
     pub(crate) iqr_cpu_us: f64,
@@ -91,10 +92,11 @@ pub(crate) struct OverheadCase {
     pub(crate) connections: usize,
     pub(crate) workers: u32,
     pub(crate) http2: bool,
-    /// Whether the engines answer at the pace of a real engine. Otherwise they answer at once.
+    /// Whether the engines answer at the pace of real engines. Otherwise the engines answer
+    /// immediately.
     pub(crate) paced: bool,
-    /// The requests/s of an open loop, in which requests are sent independently of earlier answers.
-    /// Null for a closed loop.
+    /// The requests/s of an open loop, in which a client sends requests independently of earlier
+    /// answers. Null for a closed loop.
     pub(crate) rate_rps: Option<u32>,
 }
 
@@ -160,7 +162,7 @@ async fn stack_rows(
     Ok(rows)
 }
 
-/// Returns the cases of a full run, those of one stack together.
+/// Returns the cases of a full run. Cases with the same stack are adjacent.
 fn cases() -> Vec<OverheadCase> {
     let centres = || CENTRES.into_iter().map(OverheadCase::around);
     let one_or_many = |case: OverheadCase| {
@@ -217,7 +219,7 @@ fn cases() -> Vec<OverheadCase> {
     cases
 }
 
-/// Returns the cases of the page's targets, those of one stack together.
+/// Returns the cases that the page's targets need. Cases with the same stack are adjacent.
 fn quick_cases() -> Vec<OverheadCase> {
     let one_or_many = |case: OverheadCase| {
         [1, CONNECTIONS].map(|connections| OverheadCase {
@@ -386,8 +388,8 @@ impl OverheadCase {
         }
     }
 
-    /// Describes the load of the case, and how the case differs from the standard case of its body
-    /// size.
+    /// Describes the load of the case, and in which factors the case differs from the standard case
+    /// of its body size.
     pub(crate) fn said(&self) -> String {
         let load = self.rate_rps.map_or_else(
             || format!("{} connections", self.connections),
@@ -415,7 +417,8 @@ impl OverheadCase {
     }
 }
 
-/// Writes chat requests of about `body_bytes` bytes to a file, one per line.
+/// Writes chat requests of about `body_bytes` bytes to a file, one per line. Returns the path of
+/// the file.
 pub(crate) fn write_bodies(body_bytes: usize, escapes: bool, folder: &Path) -> Result<PathBuf> {
     let file = folder.join(format!("bodies-{body_bytes}-{escapes}"));
     let lines: Vec<String> = (0..BODIES)
@@ -448,9 +451,9 @@ mod tests {
                 case.paced,
                 case.escapes,
                 case.predicting,
-                // In two kinds of cases the number of connections does not count as a factor. One
-                // connection measures the latency of a lone request, and paced engines or several
-                // workers need many.
+                // In two kinds of cases the number of connections does not count as a changed
+                // factor. Cases with one connection measure the latency of a lone request. Cases
+                // with paced engines or several workers need many connections.
                 case.connections != centre.connections && case.connections != 1 && !several,
             ]
             .into_iter()

@@ -1,4 +1,4 @@
-//! Prints `docs/reference/performance.md` and its plots from the results in `docs/data`. The text
+//! Writes `docs/reference/performance.md` and its plots from the results in `docs/data`. The text
 //! around the figures comes from `performance.md.in` beside this file. A test compares the page
 //! with the data.
 
@@ -17,14 +17,15 @@ mod targets;
 
 const TEMPLATE: &str = include_str!("performance.md.in");
 
-/// The results that the page shows.
+/// The parts of the bench whose results the page shows.
 const PARTS: [&str; 5] = ["overhead", "streams", "standing", "flow", "flow-cost"];
 
-/// A load above this number of processes per core means that other programs used the machine. The
-/// bench itself runs Envoy, a client, the servers and a daemon on all cores.
+/// The maximum number of running processes per core. A higher load average means that other
+/// programs used the machine. The bench itself runs Envoy, a client, the servers and a daemon on
+/// all cores.
 const BUSY_PER_CORE: f64 = 2.0;
 
-/// A name in the template, and the function whose text replaces it.
+/// A mark in the template, and the function whose text replaces the mark.
 type PagePart = (&'static str, fn(&BenchResults) -> Result<String>);
 
 const MARKS: [PagePart; 12] = [
@@ -66,7 +67,7 @@ struct ResultFile<T> {
     rows: Vec<T>,
 }
 
-/// The results of all parts.
+/// The results of all parts that the page shows.
 struct BenchResults {
     overhead: ResultFile<overhead::OverheadRow>,
     streams: ResultFile<streams::StreamsRow>,
@@ -78,7 +79,7 @@ struct BenchResults {
 // === impl ResultFile ===
 
 impl<T> ResultFile<T> {
-    /// Describes the machine and the circumstances of the measurement.
+    /// Describes the machine and the conditions of the measurement.
     fn machine(&self) -> String {
         let Self {
             date,
@@ -117,7 +118,7 @@ impl BenchResults {
         })
     }
 
-    /// Returns the row of a path in a case, compared with `base`.
+    /// Returns the row of a path in a case, compared with the path `base`.
     fn request(
         &self,
         path: RequestPath,

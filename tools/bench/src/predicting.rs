@@ -1,5 +1,5 @@
-//! A stack whose picks use predicted latency. The bench first trains its latency model, so that it
-//! measures picks by a model that predicts.
+//! Starts a stack whose picks use predicted latency. The bench first trains the latency models, so
+//! that the measured picks really use predictions.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,15 +15,15 @@ use tokio::task::JoinSet;
 
 use crate::world::BenchStack;
 
-/// Headers of every request. They request picks by predicted latency, with SLOs that every endpoint
-/// meets.
+/// The headers of every request. They demand picks by predicted latency, with SLOs that every
+/// endpoint meets.
 pub(crate) const HEADERS: &[&str] = &[
     "x-llm-d-slo-ttft-ms: 600000",
     "x-llm-d-slo-tpot-ms: 60000",
     "PredictionBasedRouting: true",
 ];
 
-/// A configuration with two profiles, as in `docs/how-to/slo.md`.
+/// A scheduling configuration with two profiles, as in `docs/how-to/slo.md`.
 const CONFIG: &str = "
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -41,15 +41,15 @@ schedulingProfiles:
 ";
 
 /// The number of clients that send training requests, the lengths of their prompts in words, and
-/// how long training may take.
+/// the maximum time of the training.
 const CLIENTS: usize = 8;
 const WORDS: [usize; 4] = [200, 2_000, 20_000, 40_000];
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Starts the stack and trains both daemons; returns when their latency models predict.
+/// Starts the stack and trains both daemons. Returns when the daemons' latency models predict.
 ///
 /// # Errors
-/// Fails if a part does not start, or a model does not predict in time.
+/// Fails if a process does not start, or if a model does not predict in time.
 pub(crate) async fn world(
     endpoints: usize,
     daemon: &[String],
@@ -91,7 +91,8 @@ async fn predicts(daemon: SocketAddr) -> Result<bool> {
     Ok(page["pools"][0]["predicts"] == true)
 }
 
-/// Sends one streaming request and reads the answer to its end.
+/// Sends one streaming request, from whose reply the latency model learns. Reads the reply to its
+/// end.
 async fn teach(listener: SocketAddr, number: u64) -> Result<()> {
     let words = WORDS[usize::try_from(number).unwrap_or(0) % WORDS.len()];
     let text = format!("{number:05} ").repeat(words);

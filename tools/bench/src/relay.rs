@@ -1,7 +1,8 @@
 //! Measures the cost of many proxies for one daemon. The bench simulates the proxies at the
-//! protocol level. Each sends what a proxy sends: reports of its picks (placements), and every few
-//! milliseconds a load report of all endpoints, in which much has changed. The bench measures the
-//! daemon's CPU, and how old load reports and placements are on arrival.
+//! protocol level. Each simulated proxy sends what a proxy sends: reports of its picks
+//! (placements), and every few milliseconds a load report of all endpoints, in which many values
+//! have changed. The bench measures the daemon's CPU, and the age of load reports and placements on
+//! arrival.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,14 +27,15 @@ use tonic::Streaming;
 
 use crate::load::cpu_ns;
 
-/// The maximum time from the first proxy to the last pool update.
+/// The maximum time from the start of the first proxy until the last proxy has a pool update.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The longest age that is recorded, in tenths of a ms. Older messages are recorded with this age.
+/// The maximum age to record, in tenths of a ms. An older message is recorded with this age.
 const AGE_TENTHS_MAX: usize = 100_000;
-/// Pause before measuring, so that the start of the daemon and of the streams is not counted.
+/// The pause before the measurement, so that the start of the daemon and of the streams is not
+/// counted.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// How much to measure.
+/// Sets the proxies and their messages.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Proxies
@@ -56,7 +58,8 @@ pub(crate) struct Args {
     seconds: u64,
 }
 
-/// Counts of the messages that all proxies together sent and received, with the ages on arrival.
+/// Counts of the messages that all proxies together sent and received, and the ages of received
+/// messages.
 #[derive(Debug, Default)]
 struct RelayCounts {
     reports_sent: u64,
@@ -66,7 +69,7 @@ struct RelayCounts {
     placements: AgeHistogram,
 }
 
-/// Count of each age, by tenths of a ms.
+/// The count of messages of each age, by tenths of a ms.
 #[derive(Debug, Default)]
 struct AgeHistogram {
     counts: Vec<u64>,
@@ -105,7 +108,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     {
         command.arg(flag).arg(port.address().to_string());
     }
-    // No model server listens at these addresses, because scraping is not measured.
+    // The daemon does not need model servers at these addresses, because scraping is not measured.
     command.args(
         (0..args.endpoints).flat_map(|i| ["--endpoint".to_owned(), format!("127.0.0.1:{}", 1 + i)]),
     );
@@ -146,7 +149,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     stage.report(cores, dropped)
 }
 
-/// Returns the number of placements that the daemon dropped instead of forwarding.
+/// Returns the number of placements that the daemon dropped and did not forward.
 async fn dropped(admin: std::net::SocketAddr) -> Result<f64> {
     let page = client::get(admin, "/metrics").await?.text();
     let line = page
@@ -171,8 +174,8 @@ impl RelayBench {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prints and writes the result. `cores` is the CPU of the daemon, and of this process, which
-    /// simulates the proxies.
+    /// Prints and writes the result. `cores` is the CPU use of the daemon and of this process,
+    /// which simulates the proxies.
     fn report(&self, cores: [f64; 2], dropped: f64) -> Result<()> {
         let seen = self.seen();
         let args = &self.args;
@@ -266,8 +269,8 @@ struct RelayProxy {
 }
 
 impl RelayProxy {
-    /// Connects, waits for the pool update, then sends and receives in a task until the bench is
-    /// over.
+    /// Connects to the daemon and waits for the pool update. Then sends and receives in a task
+    /// until the bench is over.
     async fn start(
         stage: &Arc<RelayBench>,
         number: u16,
@@ -333,7 +336,7 @@ impl RelayProxy {
     }
 
     /// Builds a load report. At the endpoint with this proxy's number, the field for prefill tokens
-    /// has the sending time. At the other endpoints the values change all the time.
+    /// has the time of sending. Most other values change from report to report.
     fn report(&self, round: u64, picks: usize, now_us: u64) -> state::LoadReport {
         let mut sum = LoadReportSum::default();
         let proxies = usize::from(self.stage.args.proxies);
@@ -413,7 +416,7 @@ impl RelayProxy {
             }) = placements::take(rest)
             {
                 rest = after;
-                // The first block hash is the sending time.
+                // The first block hash of a placement contains the time of sending.
                 seen.placements.add(
                     now_us.saturating_sub(
                         blocks

@@ -1,9 +1,9 @@
-//! Measures the gain of state that workers and proxies share, and its cost for each pick.
+//! Measures what workers and proxies gain by sharing state, and what sharing costs for each pick.
 //!
-//! The same conversations and the same bursts ([`testbed::fleet`]) go through one worker, through
-//! four workers of one proxy, and through two proxies of two and of four workers, each with sharing
-//! on and off. The cost is measured in a worker's VM in a real Envoy, by a module that is built
-//! like the shipped one.
+//! The same conversations and the same bursts ([`testbed::fleet`]) are sent through several shapes:
+//! one worker, four workers of one proxy, and two proxies of two and of four workers. Each shape
+//! runs with sharing on and off. The cost is measured in a worker's VM in a real Envoy, by a module
+//! that is built with the same options as the shipped module.
 
 use std::path::Path;
 
@@ -25,27 +25,31 @@ use crate::{overhead, sink, world};
 
 /// The number of model servers for conversations.
 const SERVERS: usize = 8;
-/// The speed of the simulated servers relative to measured engines. They are so slow that each runs
-/// about six requests. With one or two, the spread is mostly chance.
+/// The speed of the simulated servers relative to measured engines. The servers are so slow that
+/// each runs about six requests. If a server ran one or two requests, the spread would be mostly
+/// chance.
 const SPEED: f64 = 0.25;
-/// The target for cache hits: at most this share below those of one worker.
+/// The target for cache hits: the maximum share by which hits may be below the hits of one worker.
 const HITS_WITHIN: f64 = 0.02;
-/// The target for the spread of running requests: at most this share wider than with one worker.
+/// The target for the spread of running requests: the maximum share by which the spread may exceed
+/// the spread with one worker.
 const SPREAD_WITHIN: f64 = 0.1;
-/// The cost of a pick is measured in a pool of this many endpoints, all with requests in flight.
+/// The number of endpoints in the pool in which the cost of a pick is measured. All endpoints have
+/// requests in flight.
 const ENDPOINTS: u32 = 100;
-/// The peers and endpoints of a further measurement, as in a proxy of sixteen workers with 500
-/// endpoints.
+/// The number of peers and of endpoints for a further measurement of the cost, as in a proxy of
+/// sixteen workers with 500 endpoints.
 const LARGE: [u32; 2] = [15, 500];
-/// The cost under load is measured in a proxy with this many workers and connections. Then requests
-/// on new connections read the result. They are so many that each worker almost surely answers one.
+/// The number of workers and of connections of the proxy in which the cost under load is measured.
+/// After the load, requests on new connections read the result. These requests are so many that
+/// each worker almost surely answers one.
 const LIVE_WORKERS: u32 = 4;
 const LIVE_CONNECTIONS: usize = 16;
 const LIVE_SECONDS: u32 = 6;
 const LIVE_BODY_BYTES: usize = 10_000;
 const LIVE_ASKED: usize = 64;
 
-/// How much to measure.
+/// Sets the bursts and the conversations to measure.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Bursts for each shape
@@ -59,8 +63,8 @@ pub(crate) struct Args {
     conversations: usize,
 }
 
-/// One row of the result file: a run of conversations, or a burst. Figures that were not measured
-/// are null.
+/// One row of the result file: a run of conversations, or a burst. A figure that was not measured
+/// is null.
 #[derive(Debug, Default, Serialize)]
 struct SharingRow {
     workers: u32,
@@ -69,16 +73,16 @@ struct SharingRow {
     seed: u64,
     hit_rate: Option<f64>,
     running_cv: Option<f64>,
-    /// Mean number of running requests per server.
+    /// The mean number of running requests per server.
     running: Option<f64>,
     burst_max: Option<usize>,
     pick_cost_us: f64,
 }
 
-/// The cost of sharing for each pick, µs.
+/// The cost of sharing for each pick, in µs.
 #[derive(Clone, Copy, Debug)]
 struct SharingCost {
-    /// The time to read the load reports of the other workers when all have changed.
+    /// The time to read the load reports of the other workers, if all these reports have changed.
     hear_us: f64,
     /// The time to publish this worker's own load report.
     tell_us: f64,
@@ -174,7 +178,7 @@ async fn converse(
             seed,
         })
         .await?;
-    // The age of load reports when they reach the other proxy, which measures it.
+    // The other proxy measures the age of load reports when it receives them.
     let page = fleet
         .stack
         .envoy
@@ -192,8 +196,8 @@ async fn converse(
     ))
 }
 
-/// Formats the median and the 99th percentile of the age of load reports when the other proxy
-/// receives them.
+/// Returns the median and the 99th percentile of the age of load reports when the other proxy
+/// receives them, as text.
 fn delays(stats: &Value) -> String {
     let histogram = stats.pointer("/stats/0/histograms");
     let quantiles = histogram
@@ -227,7 +231,7 @@ impl SharingCost {
     }
 }
 
-/// Measures the cost in the VM of a proxy with one worker, beside `peers` simulated other VMs.
+/// Measures the cost in the VM of a proxy with one worker, beside `peers` simulated VMs.
 async fn cost(peers: u32, endpoints: u32) -> Result<SharingCost> {
     let stack = Stack::builder()
         .envoy_config(drill::envoy_config()?)
@@ -249,8 +253,8 @@ async fn cost(peers: u32, endpoints: u32) -> Result<SharingCost> {
     })
 }
 
-/// Measures the cost of the last picks of each worker's VM under load. In most of them the VM has
-/// read the other workers' load reports just before.
+/// Measures the cost of the last picks of each worker's VM under load. Before most of these picks,
+/// the VM has just read the other workers' load reports.
 async fn live() -> Result<String> {
     let servers = ReservedPort::lease()?;
     let folder = tempfile::tempdir()?;
@@ -383,8 +387,8 @@ fn mean(
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Compares a shape with one worker. A single worker has nothing to share, so its runs with and
-/// without sharing are all used.
+/// Compares a shape with one worker. Uses the single worker's runs with and without sharing,
+/// because a single worker has nothing to share.
 fn verdict(rows: &[SharingRow], shape: FleetShape, sharing: bool) -> String {
     let one = |of: fn(&SharingRow) -> Option<f64>| {
         f64::midpoint(

@@ -1,6 +1,6 @@
-//! Model servers that do nothing: they read the request and answer at once, so that only the proxy
-//! is measured. With `?chunks=N&every_ms=M` a server streams N events, M ms apart. The metrics page
-//! of a server is as long as an engine's.
+//! Model servers that compute nothing. They read a request and answer immediately, so that only the
+//! proxy is measured. With `?chunks=N&every_ms=M` a server streams N events, M ms apart. The
+//! metrics page of a server is as long as an engine's page.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -25,20 +25,21 @@ use tokio::task::JoinSet;
 
 const REPLY: &str = r#"{"id":"1","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}"#;
 
-/// One event of a stream, as long as vLLM's.
+/// One event of a stream, as long as an event of vLLM.
 const EVENT: &str = "data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1750000000,\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" word\"},\"finish_reason\":null}]}\n\n";
 
-/// Length of a metrics page: as long as vLLM's, whose histograms the daemon does not read.
+/// The length of a metrics page in bytes: as long as vLLM's page. Most of vLLM's page are
+/// histograms that the daemon does not read.
 const METRICS_BYTES: usize = 38_000;
 
-/// The metrics page of an idle engine and of a busy one.
+/// The metrics page of an idle engine, and the metrics page of a busy engine.
 static METRICS: LazyLock<[String; 2]> = LazyLock::new(|| [page(0), page(1)]);
 
-/// How long an engine reports that it is busy after a request on any path. Real engines take longer
-/// to answer, and the daemon scrapes busy engines more often.
+/// The time for which an engine reports that it is busy, after a request on any path. Real engines
+/// take longer to answer, and the daemon scrapes busy engines more often.
 const BUSY: Duration = Duration::from_secs(1);
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
-/// When any of the servers last worked, in ms; 0 before that.
+/// The time of the last request at any of the servers, in ms, or 0 before the first request.
 static WORKED_MS: AtomicU64 = AtomicU64::new(0);
 
 fn page(running: u32) -> String {
@@ -77,7 +78,7 @@ pub(crate) fn start(addresses: &[String], folder: &Path) -> Result<ChildProcess>
     ChildProcess::spawn("sink", &mut command, folder)
 }
 
-/// Serves on every address until killed.
+/// Serves on every address until the process is killed.
 ///
 /// # Errors
 /// Fails if an address cannot be bound.

@@ -1,5 +1,5 @@
-//! Costs that do not depend on traffic: scraping an idle pool, memory, the time from start to the
-//! first pick, and the time from a change of the endpoints to its effect.
+//! Measures costs that do not depend on traffic: scraping an idle pool, memory, the time from start
+//! to the first pick, and the time from a change of the endpoints until the change takes effect.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,23 +17,24 @@ use crate::stats::{median, quantile};
 use crate::world::{BenchStack, RequestPath, addresses};
 use crate::{Args, sink, write_result};
 
-/// Time for scraping to settle before it is measured.
+/// The pause before scraping is measured, so that the start of the daemon is not counted.
 const SETTLE: Duration = Duration::from_secs(3);
-/// The interval has a tenth of jitter in both directions. So with the time to fetch a page, no
-/// metric is older than a second.
+/// The interval between two scrapes of an endpoint. The daemon varies the interval by a tenth in
+/// both directions. So even with the time to fetch a page, no metric is older than a second.
 const SCRAPE_INTERVAL: &str = "900ms";
 const SCRAPE_WINDOWS: usize = 3;
-/// The number of starts for each number of workers.
+/// The number of starts with each number of workers, to measure memory.
 const MEMORY_ROUNDS: usize = 3;
 const SCRAPE_WINDOW: Duration = Duration::from_secs(8);
 
-/// The number of prompts, and of blocks in each. They put 6,600 blocks of each of 100 endpoints
-/// into the prefix index. The prompts are so short that the index has an entry for each block.
+/// The number of prompts, and the number of blocks in each prompt. These prompts put 6,600 blocks
+/// of each of 100 endpoints into the prefix index. The prompts are so short that the index has an
+/// entry for each block.
 const PROMPTS: usize = 5_500;
 const BLOCKS: usize = 120;
 const BLOCK_BYTES: usize = 256;
 
-/// How many changes are timed.
+/// The number of changes of the endpoints that are timed.
 const CHANGES: usize = 20;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -43,7 +44,7 @@ pub(crate) struct StandingRow {
     pub(crate) what: String,
     pub(crate) unit: String,
     pub(crate) value: f64,
-    /// The worst of several values; null if there is only one.
+    /// The worst of several values, or null if only one value was measured.
     pub(crate) worst: Option<f64>,
 }
 
@@ -79,7 +80,8 @@ fn row(what: impl Into<String>, unit: &str, values: &[f64]) -> StandingRow {
     }
 }
 
-/// Measures the CPU of a daemon without clients. Each metrics page is as long as an engine's.
+/// Measures the CPU use of a daemon that scrapes engines and has no clients. Each metrics page is
+/// as long as an engine's page.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of some seconds")]
 async fn scraping(endpoints: usize) -> Result<StandingRow> {
     let folder = tempfile::tempdir()?;
@@ -127,13 +129,13 @@ async fn scraping(endpoints: usize) -> Result<StandingRow> {
     ))
 }
 
-/// Returns the resident memory of a process, MiB.
+/// Returns the resident memory of a process, in MiB.
 fn resident_mb(pid: u32) -> Result<f64> {
     Ok(memory_bytes(pid)? as f64 / f64::from(1 << 20))
 }
 
-/// Measures the memory of Envoy with one worker and with three, before and after prompts that fill
-/// the prefix index.
+/// Measures the memory of Envoy with one worker and with three workers, before and after prompts
+/// that fill the prefix index.
 async fn memory(args: &Args) -> Result<Vec<StandingRow>> {
     let mut seen: [[Vec<f64>; 2]; 2] = Default::default();
     let mut daemon_mb = Vec::new();
@@ -228,7 +230,8 @@ async fn starts(args: &Args) -> Result<Vec<StandingRow>> {
     )])
 }
 
-/// Measures the time from a rewritten endpoints file to a pick without the removed endpoint.
+/// Measures the time from a change of the endpoints file to the first pick without the removed
+/// endpoint.
 async fn changes(args: &Args) -> Result<StandingRow> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("endpoints.yaml");

@@ -1,13 +1,13 @@
-//! Medians, and their reliability.
+//! Computes medians and quantiles, and how reliable they are.
 
 use serde::Serialize;
 
-/// The difference between two variants that are measured one right after the other, in several
-/// rounds.
+/// The difference between two variants. In each of several rounds, both variants are measured one
+/// right after the other.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct PairedDifference {
     pub(crate) median: f64,
-    /// The distance between the first and third quartile of the rounds' differences.
+    /// The distance between the first and the third quartile of the rounds' differences.
     pub(crate) iqr: f64,
 }
 
@@ -28,7 +28,7 @@ impl PairedDifference {
     }
 }
 
-/// Returns the value below which this share of the values lies; `NaN` without values.
+/// Returns the quantile `share` (0 to 1) of the values, or `NaN` without values.
 pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
@@ -42,7 +42,7 @@ pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     values.get(index).copied().unwrap_or(f64::NAN)
 }
 
-/// Returns the distance between the first and the third quartile.
+/// Returns the distance between the first and the third quartile of the values.
 pub(crate) fn iqr(values: &[f64]) -> f64 {
     quantile(values, 0.75) - quantile(values, 0.25)
 }
@@ -57,7 +57,8 @@ mod tests {
 
     #[test]
     fn a_difference_is_taken_round_by_round() {
-        // A machine that slows down over the rounds slows both variants, so the difference stays.
+        // If a machine becomes slower over the rounds, both variants become slower, so the
+        // difference stays.
         let paired = PairedDifference::between(
             &[11.0, 22.0, 33.0, 44.0, 55.0],
             &[10.0, 20.0, 30.0, 40.0, 50.0],

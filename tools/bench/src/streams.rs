@@ -1,4 +1,5 @@
-//! Measures the CPU cost of a streamed chunk, with many slow streams at once through each variant.
+//! Measures the CPU cost of a streamed chunk, with many slow streams at the same time through each
+//! path.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,13 +15,13 @@ use crate::stats::{PairedDifference, median};
 use crate::world::{BenchStack, RequestPath};
 use crate::{Args, write_result};
 
-/// The number of concurrent streams, the chunks of each, and the pause between two chunks. Together
-/// they are 5,000 chunks/s for about 3 s.
+/// The number of concurrent streams, the chunks of each stream, and the pause between two chunks.
+/// Together the streams have 5,000 chunks/s for about 3 s.
 const STREAMS: u64 = 50;
 const CHUNKS: u64 = 300;
 const EVERY_MS: u64 = 10;
 
-/// The maximum time of a run. A run that takes longer hangs.
+/// The maximum time of a run, after which the bench assumes that the run hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// One row of the result file.
@@ -29,7 +30,7 @@ pub(crate) struct StreamsRow {
     pub(crate) front: String,
     pub(crate) chunks: u64,
     pub(crate) chunks_per_s: f64,
-    /// CPU per chunk, of Envoy and the daemon.
+    /// The CPU time per chunk of Envoy and the daemon together, in µs.
     pub(crate) cpu_us: f64,
     pub(crate) added_cpu_us: f64,
     pub(crate) iqr_us: f64,
@@ -83,7 +84,7 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamRunFigures {
-    /// CPU per chunk, µs: of Envoy's workers, of the rest of Envoy, of the daemon.
+    /// The CPU time per chunk, in µs: of Envoy's workers, of the rest of Envoy, and of the daemon.
     pub(crate) cpu_us: [f64; 3],
     chunks_per_s: f64,
 }
@@ -94,7 +95,7 @@ impl StreamRunFigures {
     }
 }
 
-/// Runs the streams through `target` and measures the CPU of this Envoy and this daemon.
+/// Runs the streams through `target`. Measures the CPU time of this Envoy and of this daemon.
 #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
 pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result<StreamRunFigures> {
     let worker = |name: &str| name.starts_with("wrk:");

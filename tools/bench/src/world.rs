@@ -1,11 +1,12 @@
-//! Four paths to the same servers. One is through a minimal Envoy. Three are through an Envoy with
-//! the shipped configuration: without a picker, with the filter, and with ext_proc.
-//!
-//! The last three paths are in one Envoy process, so that only the path differs, and use the
-//! shipped listeners. The listener without a picker balances by round robin, and Envoy's `buffer`
-//! filter holds the body, as a picker does. The ext_proc listener uses a daemon of its own, because
-//! the proxies of one daemon share state, and in production a proxy has either the filter or
+//! Starts four paths to the same servers. One path is through a minimal Envoy. Three paths are
+//! through an Envoy with the shipped configuration: without a picker, with the filter, and with
 //! ext_proc.
+//!
+//! The last three paths are in one Envoy process and use the shipped listeners, so that only the
+//! path differs. The listener without a picker balances by round robin, and Envoy's `buffer` filter
+//! holds the body, as a picker does. The ext_proc listener uses a daemon that serves only this
+//! listener. The reason is that the proxies of one daemon share state, and that in production a
+//! proxy has either the filter or ext_proc.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -23,10 +24,10 @@ use testbed::{Result, client, root, wait_for};
 use crate::minimal::MinimalEnvoy;
 use crate::sink;
 
-/// The maximum time until a daemon has state, and until it ends.
+/// The maximum time until a daemon has the state of its pool, and until a daemon ends.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The largest body that the listener without a picker holds, which is the body limit of the
+/// The maximum body that the listener without a picker holds, in bytes: the body limit of the
 /// shipped configuration.
 const HELD_BYTES_MAX: u32 = 32 << 20;
 
@@ -35,7 +36,7 @@ const HELD_BYTES_MAX: u32 = 32 << 20;
 pub(crate) enum RequestPath {
     /// An Envoy with one route, no access log and default buffers.
     Minimal,
-    /// The shipped configuration, with Envoy's `buffer` filter in place of the picker.
+    /// The shipped configuration, with Envoy's `buffer` filter instead of the picker.
     Shipped,
     Filter,
     ExtProc,
@@ -54,7 +55,7 @@ pub(crate) struct BenchStack {
     _sink: ChildProcess,
 }
 
-/// A daemon that only ext_proc listeners use.
+/// A daemon that serves only ext_proc listeners.
 #[derive(Debug)]
 pub(crate) struct ExtProcDaemon {
     daemon: ChildProcess,
@@ -65,9 +66,9 @@ pub(crate) struct ExtProcDaemon {
 
 impl RequestPath {
     pub(crate) const ALL: [Self; 4] = [Self::Minimal, Self::Shipped, Self::Filter, Self::ExtProc];
-    /// The paths through the shipped configuration, first the path without a picker.
+    /// The paths through the shipped configuration. The first is the path without a picker.
     pub(crate) const SHIPPED: [Self; 3] = [Self::Shipped, Self::Filter, Self::ExtProc];
-    /// The paths with which the pickers are compared.
+    /// The paths without a picker, with which the pickers are compared.
     pub(crate) const BASES: [Self; 2] = [Self::Minimal, Self::Shipped];
     pub(crate) const PICKERS: [Self; 2] = [Self::Filter, Self::ExtProc];
 
@@ -93,8 +94,8 @@ impl RequestPath {
 // === impl BenchStack ===
 
 impl BenchStack {
-    /// Starts everything, with this many endpoints and Envoy workers, and these additional
-    /// arguments for the daemon.
+    /// Starts all processes, with this many endpoints and Envoy workers. `daemon` has additional
+    /// arguments for the daemons.
     ///
     /// # Errors
     /// Fails if a part does not start.
@@ -104,8 +105,8 @@ impl BenchStack {
         Self::start_at(servers, &listed, endpoints, workers, daemon).await
     }
 
-    /// Starts everything with servers at port `servers`. The daemon's command line names the
-    /// endpoints `told`.
+    /// Starts all processes, with servers at port `servers`. The daemons' command lines name the
+    /// endpoints `listed`.
     ///
     /// # Errors
     /// Fails if a part does not start.
@@ -119,7 +120,7 @@ impl BenchStack {
         let shipped = ReservedPort::lease()?;
         let ext_proc = ReservedPort::lease()?;
         let folder = tempfile::tempdir()?;
-        // One socket serves all endpoints: every address of 127.0.0.0/8 is this machine.
+        // One socket serves all endpoints, because every address in 127.0.0.0/8 is this machine.
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
         let addresses = addresses(endpoints, servers.number());
         let asked = ExtProcDaemon::start(listed, daemon, folder.path())?;
@@ -129,7 +130,7 @@ impl BenchStack {
             envoy: &["--concurrency", &concurrency],
         };
         let front = DaemonAndEnvoy::start(listed, more, |config| {
-            // The requests of [`crate::predicting::HEADERS`] state their SLO.
+            // The proxy must trust the SLOs that requests state in [`crate::predicting::HEADERS`].
             let trusted = ("slo_headers".to_owned(), "trust".into());
             config.set_picker(&Map::from_iter([trusted]))?;
             add_ext_proc(config, "ext_proc", ext_proc.address(), asked.port())?;
@@ -159,7 +160,7 @@ impl BenchStack {
         }
     }
 
-    /// Returns the listeners of the filter and of ext_proc, each with the admin address of its
+    /// Returns the listeners of the filter and of ext_proc. Each has the admin address of its
     /// daemon.
     pub(crate) fn pickers(&self) -> [(SocketAddr, SocketAddr); 2] {
         let filter = SocketAddr::from((Ipv4Addr::LOCALHOST, DAEMON_ADMIN));
@@ -172,8 +173,8 @@ impl BenchStack {
         ]
     }
 
-    /// Returns the processes whose CPU a request takes: Envoy, and the daemon of ext_proc or of the
-    /// filter.
+    /// Returns the ids of the processes whose CPU the bench counts for a path: its Envoy, and the
+    /// daemon of ext_proc or of the filter.
     pub(crate) fn processes(&mut self, way: RequestPath) -> [u32; 2] {
         let daemon = if way == RequestPath::ExtProc {
             self.ext_proc_daemon.id()
@@ -191,7 +192,7 @@ impl BenchStack {
     /// Ends both Envoys and both daemons.
     ///
     /// # Errors
-    /// Fails if a process does not end when signalled.
+    /// Fails if a process does not end after a signal.
     pub(crate) async fn stop(self) -> Result<()> {
         self.minimal.stop().await?;
         self.front.stop().await?;
@@ -205,7 +206,7 @@ impl ExtProcDaemon {
     /// Starts the daemon with these endpoints and additional arguments.
     ///
     /// # Errors
-    /// Fails if there is no release build.
+    /// Fails if `switchpointd` has no release build.
     pub(crate) fn start(endpoints: &[String], arguments: &[String], folder: &Path) -> Result<Self> {
         let ports = [
             ReservedPort::lease()?,
@@ -247,16 +248,17 @@ impl ExtProcDaemon {
     /// Ends the daemon.
     ///
     /// # Errors
-    /// Fails if it does not end when signalled.
+    /// Fails if the daemon does not end after a signal.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.daemon.stop(LIMIT).await.map(drop)
     }
 }
 
-/// Waits until a listener's picker, or the ext_proc server that it calls, has the pool's state.
+/// Waits until a listener's picker has the pool's state. For ext_proc, the picker is the server
+/// that the listener calls.
 ///
 /// # Errors
-/// Fails if that takes too long.
+/// Fails if the picker has no state within [`LIMIT`].
 pub(crate) async fn wait_until_asked(listener: SocketAddr) -> Result<()> {
     let ready = || async {
         (client::get(listener, "/switchpoint/ready")
@@ -301,7 +303,8 @@ pub(crate) fn listeners(config: &mut EnvoyConfig) -> Result<&mut Vec<Value>> {
 }
 
 /// Adds the listener of `ext_proc.yaml`, and a cluster for the ext_proc server at port `asked`. The
-/// cluster has no TLS, as in the measurements of llm-d's picker with which these are compared.
+/// cluster has no TLS, as in the measurements of llm-d's picker with which this listener is
+/// compared.
 pub(crate) fn add_ext_proc(
     config: &mut EnvoyConfig,
     name: &str,
@@ -356,8 +359,8 @@ pub(crate) fn hosts(endpoints: &[String]) -> Vec<Value> {
     endpoints.iter().filter_map(host).collect()
 }
 
-/// Adds the shipped listener without its picker. It spreads requests over the same endpoints by
-/// round robin. If `held`, Envoy awaits the whole body, as a picker does.
+/// Adds the shipped listener without its picker. The listener spreads requests over the same
+/// endpoints by round robin. If `held` is set, Envoy waits for the whole body, as a picker does.
 pub(crate) fn add_shipped(
     config: &mut EnvoyConfig,
     address: SocketAddr,
@@ -393,7 +396,7 @@ pub(crate) fn add_shipped(
     let routes = hcm["route_config"]["virtual_hosts"][0]["routes"]
         .as_array_mut()
         .ok_or("no routes")?;
-    // The routes that turn the picker off are dropped, because this listener has no picker.
+    // Drops the routes that turn the picker off, because this listener has no picker.
     routes.retain(|route| route["route"].is_object());
     routes
         .iter_mut()

@@ -1,5 +1,5 @@
-//! The LoRA adapters that an engine has in GPU memory, with eviction of the least recently used
-//! one.
+//! The LoRA adapters that an engine has in GPU memory. If memory is full, the engine evicts the
+//! least recently used adapter.
 //!
 //! An adapter that a running sequence uses is never evicted.
 
@@ -7,15 +7,15 @@
 #[derive(Clone, Debug)]
 pub(crate) struct LoadedAdapters {
     places: usize,
-    /// The loaded adapters, the least recently used first.
+    /// The loaded adapters, starting with the least recently used adapter.
     loaded: Vec<u16>,
 }
 
 // === impl LoadedAdapters ===
 
 impl LoadedAdapters {
-    /// Creates memory in which `places` adapters fit at once. With 0, adapters cost nothing, as if
-    /// they were part of the base model.
+    /// Creates memory for `places` adapters. With 0, adapters cost nothing, as if they were part of
+    /// the base model.
     pub(crate) fn new(places: usize) -> Self {
         Self {
             places,
@@ -23,14 +23,16 @@ impl LoadedAdapters {
         }
     }
 
-    /// Whether the adapter is loaded, or memory for it is free or can be freed.
+    /// Whether the adapter is loaded, or the engine has free memory for it, or can free memory by
+    /// an eviction.
     pub(crate) fn fits(&self, adapter: u16, in_use: impl Fn(u16) -> bool) -> bool {
         let there =
             adapter == 0 || self.loaded.len() < self.places || self.loaded.contains(&adapter);
         self.places == 0 || there || self.loaded.iter().any(|&other| !in_use(other))
     }
 
-    /// Makes the adapter the most recently used one. Returns true if the adapter had to be loaded.
+    /// Loads the adapter if necessary, and marks the adapter as the most recently used. Returns
+    /// true if it had to be loaded.
     ///
     /// The adapter must fit (see [`Self::fits`]).
     pub(crate) fn load(&mut self, adapter: u16, in_use: impl Fn(u16) -> bool) -> bool {

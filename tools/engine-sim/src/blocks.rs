@@ -1,26 +1,27 @@
-//! Paged KV memory with a prefix cache, as vLLM keeps it.
+//! Paged KV memory with a prefix cache, with the same rules as in vLLM.
 //!
-//! A block is used by one or more sequences, or free. A free block keeps its content until it is
-//! used again, so the free list is also the cache. A new sequence takes the block that was freed
-//! longest ago. A sequence frees its last block first, so the end of a prompt is evicted before its
-//! beginning.
+//! A block is either used by sequences or free. A free block keeps its content until another
+//! sequence takes it, so the free list is also the cache. A new sequence takes the block that has
+//! been free for the longest time. A sequence frees its last block first, so the end of a prompt is
+//! evicted before its beginning.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// The KV blocks of one engine. A block is created at its first use, so an engine with little to do
-/// takes little memory. Blocks that were never used are taken before those of the free list.
+/// takes little memory. A sequence takes a block that was never used before it takes a block of the
+/// free list.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockCache {
     total: usize,
     users: Vec<u32>,
-    /// For each block, the hash by which it can be found; 0 if it cannot be found.
+    /// For each block, the hash under which the block can be found, or 0 if it cannot be found.
     hashes: Vec<u64>,
-    /// The neighbours of each block in the free list.
+    /// The previous block and the next block of each block in the free list.
     before: Vec<u32>,
     after: Vec<u32>,
     oldest: u32,
     newest: u32,
-    /// The length of the free list, which does not contain the blocks that were never used.
+    /// The length of the free list, without the blocks that were never used.
     listed: usize,
     found: BlocksByHash,
 }
@@ -31,7 +32,7 @@ pub(crate) struct BlockCache {
 )]
 type BlocksByHash = std::collections::HashMap<u64, u32, BuildHasherDefault<IdentityHasher>>;
 
-/// A hasher that does nothing, because the keys are hashes already.
+/// A hasher that returns its input, because the keys are hashes already.
 #[derive(Debug, Default)]
 pub(crate) struct IdentityHasher(u64);
 
@@ -74,12 +75,12 @@ impl BlockCache {
         }
     }
 
-    /// Counts the blocks that no sequence uses.
+    /// Returns the number of blocks that no sequence uses.
     pub(crate) fn free(&self) -> usize {
         self.total - self.users.len() + self.listed
     }
 
-    /// Counts the blocks that sequences use.
+    /// Returns the number of blocks that sequences use.
     pub(crate) fn used(&self) -> usize {
         self.users.len() - self.listed
     }
@@ -98,7 +99,7 @@ impl BlockCache {
     }
 
     /// Appends the blocks of the longest cached prefix of `hashes` to `into`. Returns how many of
-    /// these blocks are free now, because [`Self::retain`] takes the free ones from the free list.
+    /// these blocks are free now, because [`Self::retain`] will take them from the free list.
     pub(crate) fn look_up(&self, hashes: &[u64], into: &mut Vec<u32>) -> usize {
         let before = into.len();
         into.extend(
@@ -122,8 +123,8 @@ impl BlockCache {
         }
     }
 
-    /// Takes `count` free blocks and appends them to `into`. The cached content of these blocks is
-    /// lost. The caller checks that there are enough.
+    /// Takes `count` free blocks and appends them to `into`. These blocks lose their cached
+    /// content. The caller checks that enough blocks are free.
     pub(crate) fn take_free(&mut self, count: usize, into: &mut Vec<u32>) {
         for _ in 0..count {
             if self.users.len() < self.total {
@@ -148,7 +149,8 @@ impl BlockCache {
         }
     }
 
-    /// Lets later sequences find the block by this hash, unless another block already has the hash.
+    /// Lets later sequences find the block by this hash, unless the cache already has a block with
+    /// this hash.
     pub(crate) fn publish(&mut self, block: u32, hash: u64) {
         if self.hashes[block as usize] == 0 && hash != 0 && !self.found.contains_key(&hash) {
             self.hashes[block as usize] = hash;
@@ -156,7 +158,7 @@ impl BlockCache {
         }
     }
 
-    /// Removes one user from each of these blocks, from the last to the first.
+    /// Removes one user from each of these blocks, starting with the last block.
     pub(crate) fn release(&mut self, blocks: &[u32]) {
         for &block in blocks.iter().rev() {
             self.users[block as usize] -= 1;
@@ -166,7 +168,7 @@ impl BlockCache {
         }
     }
 
-    /// Empties the prefix cache. Sequences keep the blocks they use.
+    /// Empties the prefix cache. Sequences keep the blocks that they use.
     pub(crate) fn clear_cache(&mut self) {
         self.found.clear();
         self.hashes.fill(0);
@@ -197,8 +199,8 @@ impl BlockCache {
         self.listed -= 1;
     }
 
-    /// Returns the number of users, summed over all blocks. If this number equals the blocks of all
-    /// sequences, no block leaks.
+    /// Returns the total number of users of all blocks. If this number equals the number of blocks
+    /// of all sequences, no block leaks.
     #[cfg(test)]
     pub(crate) fn uses(&self) -> usize {
         self.users.iter().map(|&users| users as usize).sum()

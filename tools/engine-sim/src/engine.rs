@@ -1,14 +1,14 @@
-//! Continuous batching: plans and ends the steps of an engine.
+//! Continuous batching: decides what each step of an engine computes, and ends the steps.
 //!
 //! ```text
 //! submit ──► waiting ──(token budget, sequences, blocks, adapter)──► running ──► ended
 //!               ▲────(blocks given back, recomputed later)──────────────┘ preempted: newest first
 //! ```
 //!
-//! A step first serves the running sequences in order of admission: one token each, or the next
-//! chunk of their prompt. Then it admits sequences from the queue. If a running sequence needs a
-//! block and none is free, the newest running sequence is preempted, and the step admits no
-//! sequence. A step's output tokens appear at its end.
+//! A step first serves the running sequences in order of admission: it computes one token, or the
+//! next chunk of the prompt, for each. Then the step admits sequences from the queue. If a running
+//! sequence needs a block and no block is free, the engine preempts the newest running sequence,
+//! and the step admits no sequence. A step's output tokens appear at the step's end.
 
 use std::collections::VecDeque;
 
@@ -20,21 +20,22 @@ use crate::step_time::{StepBatch, StepTimeModel};
 /// The limits and times of an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimulatedEngineSpec {
-    /// How long steps take.
+    /// The coefficients of the time that a step takes.
     pub times: StepTimeModel,
     pub kv_blocks: usize,
-    /// Tokens in a KV block, at least 1.
+    /// The number of tokens in a KV block, at least 1.
     pub block_tokens: usize,
     /// The maximum number of tokens that a step computes, at least `sequences_max`.
     pub budget: usize,
-    /// The maximum number of sequences that run at once.
+    /// The maximum number of sequences that run at the same time.
     pub sequences_max: usize,
-    /// The time for HTTP, tokenising and IPC before the engine gets a request, ms. The caller
-    /// submits a request this long after it was sent.
+    /// The time for HTTP, tokenising and IPC before the engine gets a request, in ms. The caller
+    /// submits a request this long after the client has sent it.
     pub api_ms: f64,
-    /// LoRA adapters that fit at once; 0 if adapters cost nothing.
+    /// The number of LoRA adapters that fit into GPU memory together, or 0 if adapters cost
+    /// nothing.
     pub adapter_places: usize,
-    /// The time that loading one adapter adds to a step, ms.
+    /// The time that loading one adapter adds to a step, in ms.
     pub adapter_load_ms: f64,
 }
 
@@ -49,11 +50,11 @@ pub struct EngineStep {
 pub enum SequenceProgress {
     /// The sequence generated its `number`th token. The first token has the number 1.
     Token { number: u32 },
-    /// The sequence has all its output and leaves the engine.
+    /// The sequence has all its output, and leaves the engine.
     Ended,
 }
 
-/// One engine. `R` is the request, with any data that the caller attaches to it.
+/// One simulated engine. `R` is the request, with the data that the caller attaches to the request.
 #[derive(Clone, Debug)]
 pub struct BatchingEngine<R> {
     spec: SimulatedEngineSpec,
@@ -67,7 +68,8 @@ pub struct BatchingEngine<R> {
     adapter_loads: u64,
 }
 
-/// The step that is being planned.
+/// The step that the engine is composing: the tokens that it may still compute, and its work so
+/// far.
 struct StepPlan {
     budget: usize,
     batch: StepBatch,
@@ -110,8 +112,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.waiting.push_back(EngineSequence::new(request));
     }
 
-    /// Removes the first sequence that matches. Returns its request and the number of tokens that
-    /// it generated.
+    /// Removes the first sequence whose request matches. Returns the request, and the number of
+    /// tokens that the sequence has generated.
     pub fn abort(&mut self, is_aborted: impl Fn(&R) -> bool) -> Option<(R, u32)> {
         let matches = |sequence: &EngineSequence<R>| is_aborted(&sequence.request);
         let sequence = match self.running.iter().position(matches) {
@@ -136,8 +138,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.running.iter()
     }
 
-    /// Returns the LoRA adapters of the running and of the waiting sequences, each sorted and
-    /// without duplicates.
+    /// Returns the LoRA adapters of the running sequences and those of the waiting sequences. Each
+    /// list is sorted and has no duplicates.
     pub fn adapters(&self) -> [Vec<u16>; 2] {
         let distinct = |sequences: &mut dyn Iterator<Item = &EngineSequence<R>>| {
             let mut adapters: Vec<u16> = sequences
@@ -154,7 +156,7 @@ impl<R: EngineRequest> BatchingEngine<R> {
         ]
     }
 
-    /// Returns the share of KV blocks in use, 0 to 1.
+    /// Returns the share of the KV blocks that sequences use, from 0 to 1.
     pub fn kv_utilization(&self) -> f64 {
         self.blocks.utilization()
     }
@@ -171,10 +173,11 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.step
     }
 
-    /// Starts the next step at `now_ms`, unless there is nothing to do. Calls `admitted` with each
-    /// sequence that is admitted for the first time and its cached prompt tokens.
+    /// Starts the next step at `now_ms`. Returns `None` if the engine has nothing to do. Calls
+    /// `admitted` with each request that is admitted for the first time, and with the number of its
+    /// cached prompt tokens.
     ///
-    /// The caller must end the step in flight first.
+    /// The caller must first end the step in flight.
     pub fn start(
         &mut self,
         now_ms: f64,
@@ -198,7 +201,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.step
     }
 
-    /// Ends the step in flight. Calls `progress` for each token, and for each sequence that ends.
+    /// Ends the step in flight. Calls `progress` for each token that appears and for each sequence
+    /// that ends.
     pub fn end(&mut self, mut progress: impl FnMut(&mut R, SequenceProgress)) {
         self.step = None;
         let blocks = &mut self.blocks;
@@ -228,7 +232,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         });
     }
 
-    /// Schedules the running sequences. Returns true if it preempted any.
+    /// Schedules the next tokens of the running sequences. Returns true if this preempted at least
+    /// one sequence.
     fn serve_running(&mut self, plan: &mut StepPlan) -> bool {
         let block_tokens = self.spec.block_tokens;
         let mut at = 0;
@@ -292,8 +297,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
             .for_each(|sequence| self.waiting.push_front(sequence));
     }
 
-    /// Moves the sequence to the running ones and schedules its first chunk. Returns the sequence
-    /// if there are too few free blocks.
+    /// Moves the sequence to the running sequences and schedules its first chunk. Returns the
+    /// sequence if too few blocks are free.
     fn admit_one(
         &mut self,
         mut sequence: EngineSequence<R>,
@@ -302,13 +307,14 @@ impl<R: EngineRequest> BatchingEngine<R> {
     ) -> Option<EngineSequence<R>> {
         let block_tokens = self.spec.block_tokens;
         let hashes = sequence.request.block_hashes();
-        // The last token is always computed, because its logits give the next token.
+        // An engine always computes the last token of a prompt, because the token's logits give the
+        // next token.
         let cachable = hashes.len().min((sequence.target - 1) / block_tokens);
         let idle = self
             .blocks
             .look_up(hashes.get(..cachable).unwrap_or(&[]), &mut sequence.blocks);
         let cached = sequence.blocks.len() * block_tokens;
-        // A preempted sequence loses the part that another engine computed.
+        // A preempted sequence has lost the KV that another engine computed.
         let done = if sequence.request.is_prefilled() && !sequence.admitted {
             sequence.target - 1
         } else {
@@ -344,8 +350,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         None
     }
 
-    /// Checks that every use of a block belongs to a sequence, and that sequences have exactly the
-    /// blocks for what they computed.
+    /// Checks that each use of a block belongs to a sequence, and that each sequence has exactly
+    /// the blocks that its computed tokens need.
     #[cfg(test)]
     pub(crate) fn check_blocks(&self) {
         let all = || self.running.iter().chain(&self.waiting);
@@ -365,7 +371,7 @@ impl<R: EngineRequest> BatchingEngine<R> {
     }
 }
 
-/// Returns a check of whether a running sequence uses an adapter.
+/// Returns a function that tells whether a running sequence uses an adapter.
 fn in_use<R: EngineRequest>(running: &[EngineSequence<R>]) -> impl Fn(u16) -> bool + '_ {
     |adapter| {
         running

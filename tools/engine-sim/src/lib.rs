@@ -2,12 +2,12 @@
 //! prefill, first come first served, paged KV memory with a prefix cache, preemption by recompute,
 //! and LoRA adapters.
 //!
-//! The engine is a state machine that reads no clock: the caller passes the time, starts a step
-//! with [`BatchingEngine::start`] and ends it with [`BatchingEngine::end`] at the time that `start`
-//! returned. The testbed's model server drives the engine in real time, the simulator in virtual
-//! time.
+//! The engine is a state machine that reads no clock. The caller passes the time, starts a step
+//! with [`BatchingEngine::start`], and ends the step with [`BatchingEngine::end`] at the time that
+//! `start` returned. The testbed's model server drives the engine in real time, and the simulator
+//! drives it in virtual time.
 //!
-//! All times are milliseconds of engine time.
+//! All times are in milliseconds of engine time.
 #![deny(clippy::indexing_slicing)]
 #![forbid(unsafe_code)]
 

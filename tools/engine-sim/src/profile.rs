@@ -1,8 +1,8 @@
 //! Engine profiles: measured step times and KV memory of a model on a GPU.
 //!
-//! Step times are fitted to the kernel tables of AIConfigurator (vLLM 0.19, bf16, one GPU). The
-//! overheads come from real servers. Without load, TPOT is about 1 ms above the kernel times, and
-//! TTFT about 7 ms above the first step.
+//! The step times are fitted to the kernel tables of AIConfigurator (vLLM 0.19, bf16, one GPU). The
+//! overheads come from measurements of real servers. Without load, TPOT is about 1 ms above the
+//! kernel times, and TTFT is about 7 ms above the time of the first step.
 
 use std::fmt;
 use std::str::FromStr;
@@ -51,7 +51,7 @@ impl EngineProfile {
     }
 
     /// Returns the number of tokens whose KV fits beside the weights at a memory utilisation of
-    /// 0.9, in whole blocks of 16.
+    /// 0.9. The number is a multiple of 16, because blocks have 16 tokens.
     pub const fn kv_tokens(self) -> usize {
         16 * match self {
             Self::Llama8bH100 | Self::Llama8bA100 => 26_313,
@@ -75,8 +75,8 @@ impl EngineProfile {
         }
     }
 
-    /// Returns the limits of an engine with KV blocks of `block_tokens`, at most 256 sequences and
-    /// 8,192 tokens in a step, and no LoRA adapters.
+    /// Returns the limits of an engine with KV blocks of `block_tokens` tokens. The engine runs at
+    /// most 256 sequences, computes at most 8,192 tokens in a step, and has no LoRA adapters.
     pub const fn spec(self, block_tokens: usize) -> SimulatedEngineSpec {
         SimulatedEngineSpec {
             times: self.times(),
@@ -113,7 +113,8 @@ mod tests {
     use super::*;
     use crate::StepBatch;
 
-    /// Steps match the measured table points of the profiles within 12 %, without the overhead.
+    /// Checks that step times without the overhead match the measured points of the kernel tables
+    /// within 12 %.
     #[test]
     fn steps_match_the_measured_points() {
         let decodes = |sequences: f64, context: f64| StepBatch {

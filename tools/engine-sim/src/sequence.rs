@@ -8,14 +8,15 @@ pub trait EngineRequest {
     /// Returns the number of prompt tokens, at least 1.
     fn prompt_tokens(&self) -> u32;
 
-    /// Returns the number of tokens to generate. 0 ends the sequence with its prefill (embeddings).
+    /// Returns the number of tokens to generate. With 0 (embeddings), the sequence ends with its
+    /// prefill.
     fn output_tokens(&self) -> u32;
 
     /// Returns the chained hashes of the full blocks of the prompt, or of prompt and output. A hash
     /// identifies the whole prefix up to the end of its block. A block with hash 0 is never found.
     fn block_hashes(&self) -> &[u64];
 
-    /// Returns the LoRA adapter; 0 is the base model.
+    /// Returns the number of the LoRA adapter, or 0 for the base model.
     fn adapter(&self) -> u16 {
         0
     }
@@ -31,14 +32,14 @@ pub trait EngineRequest {
 #[derive(Clone, Debug)]
 pub struct EngineSequence<R> {
     pub(crate) request: R,
-    /// Tokens in KV memory at the end of the last step.
+    /// The number of tokens in KV memory at the end of the last step.
     pub(crate) computed: usize,
-    /// Tokens that must be in KV memory before the next token is generated.
+    /// The number of tokens that must be in KV memory before the sequence generates its next token.
     pub(crate) target: usize,
     pub(crate) generated: u32,
     pub(crate) scheduled: usize,
     pub(crate) blocks: Vec<u32>,
-    /// Whether the sequence was ever admitted.
+    /// Whether the engine has admitted the sequence before.
     pub(crate) admitted: bool,
 }
 
@@ -66,17 +67,19 @@ impl<R: EngineRequest> EngineSequence<R> {
         self.generated
     }
 
-    /// Returns the number of tokens in KV memory once the step in flight ends.
+    /// Returns the number of tokens in KV memory after the step in flight.
     pub fn computed(&self) -> usize {
         self.computed + self.scheduled
     }
 
-    /// Returns the number of tokens that must be in KV memory before the next token is generated.
+    /// Returns the number of tokens that must be in KV memory before the sequence generates its
+    /// next token.
     pub fn target(&self) -> usize {
         self.target
     }
 
-    /// Returns the number of blocks to take before the next `tokens` can be computed.
+    /// Returns the number of blocks that the sequence must take before its next `tokens` tokens can
+    /// be computed.
     pub(crate) fn blocks_missing(&self, tokens: usize, block_tokens: usize) -> usize {
         let missing = (self.computed + tokens).saturating_sub(self.blocks.len() * block_tokens);
         if missing == 0 {
@@ -86,8 +89,8 @@ impl<R: EngineRequest> EngineSequence<R> {
         }
     }
 
-    /// Adds the next `tokens` to the step. Later sequences of the same step already find the blocks
-    /// that these tokens fill, as they do in vLLM.
+    /// Adds the next `tokens` tokens to the step. Later sequences of the same step already find the
+    /// blocks that these tokens fill, as in vLLM.
     pub(crate) fn schedule(
         &mut self,
         tokens: usize,
@@ -106,7 +109,7 @@ impl<R: EngineRequest> EngineSequence<R> {
         self.publish(from, to, blocks, block_tokens);
     }
 
-    /// Makes the blocks that the tokens `from..to` fill available to later sequences.
+    /// Lets later sequences find the blocks that the tokens `from..to` fill.
     pub(crate) fn publish(
         &self,
         from: usize,

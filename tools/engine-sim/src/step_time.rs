@@ -19,29 +19,29 @@ pub struct StepTimeModel {
     /// The time per step, in ms, that kernel measurements leave out: sampling, and the CPU between
     /// two steps.
     pub overhead: f64,
-    /// A factor on all these times; 1 means as measured.
+    /// A factor on all these times. With 1, the times are as measured.
     pub slowdown: f64,
 }
 
 /// The work of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepBatch {
-    /// Sequences that decode one token.
+    /// The number of sequences that decode one token in this step.
     pub sequences: f64,
-    /// The sum of their context lengths, in tokens.
+    /// The sum of the context lengths of the decoding sequences, in tokens.
     pub context: f64,
     pub prefill: f64,
     /// The sum over the prefilling sequences of `(cached + new)² - cached²`.
     pub pairs: f64,
-    /// The time to load LoRA adapters, ms.
+    /// The time to load LoRA adapters, in ms.
     pub loading_ms: f64,
 }
 
 // === impl StepBatch ===
 
 impl StepBatch {
-    /// Adds one decoded token. `context` is the number of tokens that it attends to, including
-    /// itself.
+    /// Adds one decoded token. `context` is the number of tokens that the token attends to,
+    /// including the token itself.
     pub(crate) fn add_decode(&mut self, context: usize) {
         self.sequences += 1.0;
         self.context += context as f64;
@@ -73,7 +73,8 @@ impl StepTimeModel {
         self.slowdown * (self.overhead + decode + prefill) + batch.loading_ms
     }
 
-    /// Returns the duration of a step that decodes `sequences` with `context` tokens in total, ms.
+    /// Returns the duration in ms of a step that decodes `sequences` sequences with `context`
+    /// tokens in total.
     pub fn decode_ms(&self, sequences: f64, context: f64) -> f64 {
         self.step_ms(StepBatch {
             sequences,
@@ -82,7 +83,8 @@ impl StepTimeModel {
         })
     }
 
-    /// Returns the duration of a step that prefills `tokens` of a prompt after `done` tokens, ms.
+    /// Returns the duration in ms of a step that prefills `tokens` tokens of a prompt whose first
+    /// `done` tokens are computed.
     pub fn prefill_ms(&self, tokens: f64, done: f64) -> f64 {
         self.step_ms(StepBatch {
             prefill: tokens,
@@ -91,8 +93,8 @@ impl StepTimeModel {
         })
     }
 
-    /// Returns the prefill time of a prompt on an idle engine with an empty cache, in chunks of
-    /// `budget` tokens, ms.
+    /// Returns the prefill time in ms of a prompt on an idle engine with an empty cache. The engine
+    /// computes the prompt in chunks of `budget` tokens.
     pub fn cold_ms(&self, tokens: u32, budget: usize) -> f64 {
         let mut done = 0.0;
         let mut total = 0.0;

@@ -1,4 +1,4 @@
-//! Tests of the engine as a caller sees it, and of laws that hold for any random load.
+//! Tests the engine as a caller sees it, and tests laws that hold for each random load.
 
 use proptest::prelude::*;
 
@@ -38,7 +38,7 @@ impl EngineRequest for TestRequest {
     }
 }
 
-/// The outcome of a request. Times are in ms since its arrival.
+/// The outcome of a request. Times are in ms since the request's arrival.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct TestOutcome {
     first_ms: f64,
@@ -48,7 +48,7 @@ struct TestOutcome {
     ends: u32,
 }
 
-/// A run in virtual time.
+/// A run of the engine in virtual time.
 struct TestRun {
     engine: BatchingEngine<TestRequest>,
     outcomes: Vec<TestOutcome>,
@@ -56,7 +56,7 @@ struct TestRun {
 }
 
 impl TestRun {
-    /// Runs requests with their arrival times to their end.
+    /// Runs requests with these times of arrival to their end.
     fn play(spec: SimulatedEngineSpec, requests: &[(f64, TestRequest)]) -> Self {
         let mut run = Self {
             engine: BatchingEngine::new(spec),
@@ -83,7 +83,7 @@ impl TestRun {
         run
     }
 
-    /// Makes one step. Returns when it ends.
+    /// Starts and ends one step. Returns the time when the step ends, or `None` without work.
     fn step(&mut self, now: f64, requests: &[(f64, TestRequest)]) -> Option<f64> {
         let engine = &mut self.engine;
         let outcomes = &mut self.outcomes;
@@ -284,7 +284,7 @@ fn requests_are_served_in_order_of_arrival() {
     assert!(firsts.is_sorted(), "{firsts:?}");
 }
 
-/// Returns the duration of the first step with these requests, and the engine after that step.
+/// Returns the duration of the first step with these requests, and the engine after this step.
 fn first_step(
     spec: SimulatedEngineSpec,
     requests: &[TestRequest],

@@ -1,4 +1,4 @@
-//! Makes the values of our chart (`deploy/charts/switchpoint`) from those of llm-d.
+//! Makes the values of our chart (`deploy/charts/switchpoint`) from the values of llm-d's charts.
 
 mod pool;
 mod shape;
@@ -27,8 +27,8 @@ const PREDICTION_SWITCHES: [&str; 2] = [
 /// The verbosity of llm-d's log that corresponds to `debug`.
 const DEBUG_VERBOSITY: f64 = 4.0;
 
-/// Prefixes of annotations that concern the picker's ports or a single rollout, and so are left
-/// out.
+/// The prefixes of annotations that the migration leaves out, because these annotations concern the
+/// picker's ports or a single rollout.
 const ANNOTATIONS_LEFT: [&str; 2] = ["prometheus.io/", "kubectl.kubernetes.io/"];
 
 /// The values of our chart.
@@ -37,7 +37,7 @@ pub struct ChartValues {
     pub values: YamlValue,
     /// What is reported about settings that the chart cannot take unchanged.
     pub notes: Vec<ReportEntry>,
-    /// Paths of items that the notes are about.
+    /// The paths of items that the notes are about.
     pub unusable: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ struct ValuesWriter<'p> {
     pickers: &'p [LlmdPicker],
     /// What is reported about settings that the chart cannot take unchanged.
     notes: Vec<ReportEntry>,
-    /// Paths of items that cannot be used.
+    /// The paths of items that our chart cannot use.
     unusable: Vec<String>,
 }
 
@@ -98,7 +98,8 @@ pub fn values(pickers: &[LlmdPicker], configs: &[MigratedConfig]) -> ChartValues
     }
 }
 
-/// Whether requests of a proxy go to any endpoint while the proxy has no state.
+/// Whether a proxy without state forwards requests to any endpoint instead of refusing the
+/// requests.
 fn fails_open(items: &GivenItems) -> bool {
     items.is_on("router.proxy.failOpen")
 }
@@ -309,7 +310,8 @@ impl ValuesWriter<'_> {
         monitor
     }
 
-    /// Copies the value of the first picker that sets it, in the type that our chart needs.
+    /// Copies the item at `path` from the first picker that has the item, in the type that our
+    /// chart needs.
     fn copy(
         &mut self,
         fields: &mut Vec<(&'static str, YamlValue)>,
@@ -365,7 +367,7 @@ impl ValuesWriter<'_> {
     }
 }
 
-/// Whether llm-d works without an InferencePool, so that the chart must make one.
+/// Whether llm-d works without an InferencePool, so that our chart must make an InferencePool.
 fn makes_pool(items: &GivenItems) -> bool {
     let unset = matches!(
         items.get("router.inferencePool.create"),

@@ -24,9 +24,9 @@ pub const INPUT_BYTES_MAX: u64 = 4 << 20;
 /// disk.
 const FILES_MAX: usize = 64;
 
-/// Exit code if the input cannot be read.
+/// The exit code if the input cannot be read.
 const EXIT_UNREADABLE: u8 = 1;
-/// Exit code if something has no equivalent or is unknown.
+/// The exit code if at least one item has no equivalent or is unknown.
 const EXIT_LOSS: u8 = 3;
 
 const HEAD: &str =
@@ -53,8 +53,8 @@ stdout has the values of our chart, with the configuration of each pool; stderr 
 docs/how-to/migrate.md has the steps of a migration, and what has no equivalent.
 ";
 
-/// The resources of a namespace that describe endpoint pickers. A cluster may lack the kinds of the
-/// second half.
+/// The resources of a namespace that describe endpoint pickers. A cluster may lack the kinds in the
+/// second half of the list.
 const RESOURCES: [&str; 6] = [
     "/api/v1/namespaces/{}/configmaps",
     "/api/v1/namespaces/{}/services",
@@ -118,18 +118,18 @@ pub enum LlmdChart {
 /// The result of a migration.
 #[derive(Debug)]
 pub struct Migrated {
-    /// The values of our chart, YAML.
+    /// The values of our chart, as YAML.
     pub values: String,
     /// The configuration of each pool that has one: its name and the text.
     pub configs: Vec<(String, String)>,
-    /// The report, Markdown.
+    /// The report, as Markdown.
     pub report: String,
-    /// Whether anything has no equivalent or is unknown.
+    /// Whether at least one item has no equivalent or is unknown.
     pub loss: bool,
 }
 
 /// Runs the command and returns the exit code: 0 all kept or changed, 1 the input cannot be read, 3
-/// something has no equivalent or is unknown. Prints values to `out` and the report to `err`.
+/// an item has no equivalent or is unknown. Prints values to `out` and the report to `err`.
 pub async fn run(
     args: MigrateArgs,
     out: &mut dyn std::io::Write,
@@ -212,7 +212,7 @@ async fn read(args: &MigrateArgs) -> Result<FoundPickers, String> {
     })
 }
 
-/// Reads files, at most [`INPUT_BYTES_MAX`] together.
+/// Reads files, which may have [`INPUT_BYTES_MAX`] bytes together.
 fn files(paths: &[PathBuf]) -> Result<Vec<(String, String)>, String> {
     if paths.len() > FILES_MAX {
         return Err(format!(
@@ -266,7 +266,7 @@ async fn from_cluster(namespace: &str) -> Result<Vec<(String, String)>, String> 
                 ));
             }
             Ok(text) => lists.push((path, text)),
-            // A cluster may lack the kinds of llm-d.
+            // Ignores an error for a kind of llm-d, because a cluster may lack these kinds.
             Err(_) if i >= RESOURCES.len() / 2 => {}
             Err(error) => return Err(format!("{path}: {error}")),
         }

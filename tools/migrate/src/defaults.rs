@@ -1,4 +1,5 @@
-//! The built-in configurations of llm-d's charts, and what flags add to them.
+//! The built-in configurations of llm-d's charts, and what the picker's flags add to these
+//! configurations.
 //!
 //! Source: llm-d-router `config/charts/routerlib/templates/_config.yaml`.
 
@@ -9,10 +10,10 @@ use super::table::MigrationVerdict;
 use crate::{LlmdPicker, tree};
 use control_plane::config::yaml::YamlValue;
 
-/// The configuration of charts that name no other.
+/// The file name of the configuration that a chart uses if its values name no other configuration.
 const DEFAULT_FILE: &str = "default-plugins.yaml";
 
-/// The configuration of charts for requests that no parser reads.
+/// The file name of the charts' configuration for requests that no parser reads.
 const AGNOSTIC_FILE: &str = "payload-agnostic.yaml";
 
 const HEAD: &str = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n";
@@ -125,8 +126,8 @@ pub fn chosen(items: &GivenItems) -> (Option<(String, String)>, Option<ReportEnt
     }
 }
 
-/// Whether a pool's configuration is llm-d's own default. Charts add the engine and the location of
-/// its metrics to it.
+/// Whether a pool's configuration is llm-d's default configuration. Charts add the engine, and the
+/// location of the engine's metrics, to the default configuration.
 #[must_use]
 pub fn is_default(picker: &LlmdPicker) -> bool {
     let custom = match picker.items.get("router.epp.pluginsCustomConfig") {
@@ -224,7 +225,7 @@ fn engine(items: &GivenItems, all: &mut PluginParameters) {
     ));
 }
 
-/// Returns the parsers of the default configuration; `None` for all.
+/// Returns the parsers of the default configuration, or `None` for all parsers.
 #[must_use]
 pub fn parsers(picker: &LlmdPicker) -> Option<Vec<String>> {
     let items = &picker.items;

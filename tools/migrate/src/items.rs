@@ -1,5 +1,5 @@
 //! The items of an llm-d installation: each value, flag and variable with its path in the newest
-//! chart, from whichever form it was read.
+//! chart, for every form of input.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use control_plane::config::yaml::YamlValue;
 pub struct GivenItem {
     /// The path in the migration table.
     pub path: String,
-    /// The path as its author wrote it.
+    /// The path as the author of the input wrote it.
     pub shown: String,
     pub value: YamlValue,
 }
@@ -27,12 +27,13 @@ pub struct GivenItems {
 // === impl GivenItems ===
 
 impl GivenItems {
-    /// Adds an item. If two items have the same path, both are reported and the later one is used.
+    /// Adds an item. If two items have the same path, the report shows both, and the migration uses
+    /// the later item.
     pub fn push(&mut self, item: GivenItem) {
         self.items.push(item);
     }
 
-    /// Adds an item with its path in the newest chart, and with what its author wrote.
+    /// Adds an item with its path in the newest chart, and with what the author of the input wrote.
     pub fn add(&mut self, path: &str, shown: String, value: YamlValue) {
         self.push(GivenItem {
             path: path.to_owned(),
@@ -46,7 +47,7 @@ impl GivenItems {
         self.add(path, path.to_owned(), value);
     }
 
-    /// Returns all items, in the order of their source.
+    /// Returns all items, in the order of the input.
     #[must_use]
     pub fn all(&self) -> &[GivenItem] {
         &self.items
@@ -71,7 +72,8 @@ impl GivenItems {
     #[must_use]
     pub fn is_on(&self, path: &str) -> bool {
         match (self.get(path), path) {
-            // The picker traces unless the flag says otherwise.
+            // If no value sets tracing, the flag `--tracing` decides. Without the flag, tracing is
+            // on if an `OTEL_` variable is set.
             (None, "router.tracing.enabled") => {
                 let traced = |item: &GivenItem| item.path.starts_with("$OTEL_");
                 self.get("--tracing")
@@ -81,7 +83,7 @@ impl GivenItems {
         }
     }
 
-    /// Whether any item is set at this path or below it.
+    /// Whether at least one item is set at this path or below this path.
     #[must_use]
     pub fn any_below(&self, path: &str) -> bool {
         self.items.iter().any(|item| {
@@ -91,7 +93,7 @@ impl GivenItems {
         })
     }
 
-    /// Returns the path of an item as its author wrote it.
+    /// Returns the path of an item as the author of the input wrote the path.
     #[must_use]
     pub fn shown<'p>(&'p self, path: &'p str) -> &'p str {
         self.items
@@ -113,7 +115,7 @@ impl GivenItems {
 
     fn entry(&self, item: &GivenItem) -> ReportEntry {
         // The report shows no value of a configuration, because the configuration's items are
-        // reported one by one. It shows no value of an object either.
+        // reported one by one. The report shows no value of an object either.
         let config = matches!(
             item.path.as_str(),
             "router.epp.pluginsCustomConfig" | "--config-text"

@@ -30,13 +30,13 @@ use items::GivenItems;
 /// One endpoint picker of llm-d.
 #[derive(Debug)]
 pub struct LlmdPicker {
-    /// The name of its pool.
+    /// The name of the picker's pool.
     name: String,
-    /// The namespace of its pool, if known.
+    /// The namespace of the picker's pool, if known.
     namespace: Option<String>,
-    /// Where its configuration was found, and the text.
+    /// The place of the picker's configuration in the input, and the text of the configuration.
     config: Option<(String, String)>,
-    /// All items that are set.
+    /// All items that the input sets for the picker.
     items: GivenItems,
     /// Whether the picker has a proxy of its own, instead of a gateway that reads InferencePools.
     standalone: bool,

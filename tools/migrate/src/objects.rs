@@ -92,7 +92,7 @@ pub fn read(
     Ok(found)
 }
 
-/// Collects objects, also those of lists.
+/// Collects objects, also the objects in lists.
 fn listed<'n>(
     file: &str,
     node: &'n YamlNode,
@@ -110,7 +110,8 @@ fn listed<'n>(
             ..
         }) = node.get("items")
     {
-        // An API server leaves out the kind of a list's items.
+        // Takes the kind of an item from the kind of the list, because an API server leaves out the
+        // kind of a list's items.
         let of_list = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
         return items.iter().try_for_each(|item| match of_list {
             Some(kind) if item.get("kind").is_none() && item.get("metadata").is_some() => {
@@ -178,7 +179,8 @@ fn pickers(objects: &[FoundObject<'_>], wanted: &dyn Fn(&str, &str) -> bool) -> 
             &name, &namespace, items, config, objects, &mut used,
         ));
     }
-    // For a pool without a Deployment, the ConfigMap with a configuration in its namespace is used.
+    // For a pool without a Deployment, the ConfigMap with a configuration in the pool's namespace
+    // is used.
     for object in objects
         .iter()
         .filter(|object| object.kind == "InferencePool")
@@ -207,7 +209,8 @@ fn pickers(objects: &[FoundObject<'_>], wanted: &dyn Fn(&str, &str) -> bool) -> 
     found
 }
 
-/// Adds the InferencePool of a picker, the Service that it names, and the objects that refer to it.
+/// Adds the InferencePool of a picker, the Service that it names, and the objects that refer to the
+/// InferencePool.
 fn with_pool<'n>(
     name: &str,
     namespace: &str,
@@ -336,8 +339,8 @@ fn service_of<'n>(pool: &FoundObject<'n>) -> &'n str {
     reference.and_then(YamlNode::text).unwrap_or_default()
 }
 
-/// Returns the file in a ConfigMap that is a configuration: the only one beside the chart's own
-/// files, or `default-plugins.yaml`.
+/// Returns the file in a ConfigMap that is a configuration: the only file beside the files of
+/// llm-d's chart, or `default-plugins.yaml`.
 fn likely_config(map: &FoundObject<'_>) -> Option<(String, String)> {
     let files = map
         .node

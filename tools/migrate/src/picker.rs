@@ -1,5 +1,5 @@
 //! Migrates an EndpointPickerConfig. A configuration that means the same in Switchpoint is kept.
-//! Any other is changed until `switchpointd check` accepts it.
+//! Any other configuration is changed until `switchpointd check` accepts the result.
 //!
 //! The table of the configuration reader says what is reported about each item. This module adds
 //! replacements that need no decision by the operator.
@@ -27,7 +27,7 @@ pub struct MigratedConfig {
     pub tree: Option<YamlNode>,
     /// The text of the configuration, with the comments of its author if nothing was changed.
     pub text: Option<String>,
-    /// What is reported about the items of the configuration.
+    /// The report entries about the items of the configuration.
     pub entries: Vec<ReportEntry>,
 }
 

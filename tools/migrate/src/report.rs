@@ -4,20 +4,20 @@ use std::fmt::Write;
 
 use super::table::MigrationVerdict;
 
-/// The longest value printed in a report. Longer values are cut.
+/// The longest value that a report shows, in characters. The report cuts longer values.
 const GIVEN_CHARACTERS_MAX: usize = 60;
 /// The maximum number of listed objects that belong to no picker.
 const OTHERS_MAX: usize = 20;
 
-/// What is reported about one item.
+/// The entry of the report about one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportEntry {
     /// The result for the item.
     pub verdict: MigrationVerdict,
     pub item: String,
-    /// The value of the item; empty if the path says it all.
+    /// The value of the item; empty if the path is enough to know the item.
     pub given: String,
-    /// The name of the item's counterpart in our chart; empty if there is none.
+    /// The name of the item's counterpart in our chart; empty if our chart has no counterpart.
     pub ours: String,
     pub reason: String,
 }
@@ -26,7 +26,7 @@ pub struct ReportEntry {
 #[derive(Clone, Debug)]
 pub struct PoolReport {
     pub pool: String,
-    /// What is reported about its items.
+    /// The entries about the items of the pool's picker.
     pub entries: Vec<ReportEntry>,
 }
 

@@ -1,7 +1,7 @@
 //! The table of everything that llm-d's charts, and the older charts of the Gateway API Inference
 //! Extension, can set. Each item has a verdict, a name in our chart, and a reason.
 //!
-//! The table of `docs/how-to/migrate.md` is printed from it.
+//! The module [`super::page`] prints the table of `docs/how-to/migrate.md` from these rows.
 
 pub(super) mod flags;
 pub(super) mod values;
@@ -16,7 +16,7 @@ pub enum MigrationVerdict {
     NoEquivalent,
     /// The item is not in the table.
     Unknown,
-    /// The item is replaced, or our chart does not need it.
+    /// The item is replaced, or our chart does not need the item.
     Changed,
     /// The item means the same in our chart, or was not in use.
     Kept,
@@ -25,18 +25,19 @@ pub enum MigrationVerdict {
 /// One row: a value, a flag (`--name`) or an environment variable (`$NAME`).
 #[derive(Clone, Copy, Debug)]
 pub struct MigrationRow {
-    /// The path in the newest chart, such as `router.epp.replicas`. The row covers everything below
-    /// it that has no row.
+    /// The path in the newest chart, such as `router.epp.replicas`. The row covers every path below
+    /// this path that has no row.
     pub path: &'static str,
     /// Paths of the same value in older charts.
     pub older: &'static [&'static str],
     pub verdict: MigrationVerdict,
-    /// The name in our chart; empty if there is none.
+    /// The name in our chart; empty if our chart has no counterpart.
     pub ours: &'static str,
     pub reason: &'static str,
     /// The values with which the pool loses nothing although the item has no equivalent.
     pub harmless: &'static [&'static str],
-    /// The item has an effect only if this value is true. Empty if the item always has an effect.
+    /// The path of the value that must be true for the item to have an effect. Empty if the item
+    /// always has an effect.
     pub switch: &'static str,
 }
 
@@ -91,7 +92,7 @@ pub fn row_of(path: &str) -> Option<(&'static MigrationRow, String)> {
 }
 
 /// Whether the table has rows for parts of the value at this path, so that each part is looked up
-/// on its own.
+/// separately.
 #[must_use]
 pub fn has_rows_below(path: &str) -> bool {
     rows()

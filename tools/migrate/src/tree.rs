@@ -1,4 +1,4 @@
-//! Changes a YAML tree by paths, and the references in it to plugins by name.
+//! Changes a YAML tree by paths, and changes references to plugins by the name of the plugin.
 
 use std::fmt::Write;
 
@@ -142,7 +142,8 @@ pub fn list(values: Vec<YamlValue>) -> YamlValue {
     )
 }
 
-/// Removes every reference to a plugin: list items with that `pluginRef`, and fields that name it.
+/// Removes every reference to a plugin: list items whose `pluginRef` is the plugin, and fields that
+/// name the plugin.
 pub fn remove_references(node: &mut YamlNode, plugin: &str) {
     match &mut node.value {
         YamlValue::List(list) => {

@@ -5,12 +5,12 @@ use super::printer::short;
 use super::table::{has_rows_below, row_of};
 use control_plane::config::yaml::{self, YamlNode, YamlValue};
 
-/// Where charts have the picker's flags.
+/// The paths at which charts have the picker's flags.
 const FLAGS: [&str; 2] = ["router.epp.flags", "inferenceExtension.flags"];
-/// Where charts have the picker's environment variables.
+/// The paths at which charts have the picker's environment variables.
 const ENVIRONMENT: [&str; 2] = ["router.epp.env", "inferenceExtension.env"];
 
-/// Reads files of values; a later one overrides an earlier one.
+/// Reads files of values. A later file overrides an earlier file.
 ///
 /// # Errors
 /// Returns the file and the line that cannot be read, or the reason why a file has no values.
@@ -43,7 +43,7 @@ pub fn read<'t>(files: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<G
     Ok(items)
 }
 
-/// Merges maps key by key; anything else is replaced, as in Helm.
+/// Merges maps key by key. Replaces any other value, as Helm does.
 fn merge(into: &mut YamlNode, over: YamlNode) {
     match (&mut into.value, over.value) {
         (YamlValue::Map(entries), YamlValue::Map(newer)) => {

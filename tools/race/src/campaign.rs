@@ -1,8 +1,8 @@
-//! Runs the cells of the race, some at the same time, and the routers of a cell side by side.
+//! Runs the cells of the race, several at the same time, with the routers of a cell side by side.
 //!
-//! Each router runs with its engines in its own process and network namespaces, so it has all ports
-//! for itself and shares only the cores. A run that is on disk is not repeated, so a campaign that
-//! was stopped continues where it was.
+//! Each router runs with its engines in its own process and network namespaces, so it can use all
+//! ports and shares only the cores. The campaign does not repeat a run whose record is on disk, so
+//! a campaign that was stopped continues where it was.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -17,26 +17,28 @@ use crate::mocker::MockerEngines;
 use crate::record::RunRecord;
 use crate::router::RouterKind;
 
-/// The maximum time after the last arrival. No session takes so long unless the router hangs.
+/// The maximum time of a run after the last arrival. No session takes so long unless the router
+/// hangs.
 const ENDING: Duration = Duration::from_secs(900);
 
-/// The maximum number of runs of a router that runs alone.
+/// The maximum number of attempts for a router that runs alone. An attempt is repeated if the
+/// machine was too slow.
 const ROUNDS_ALONE: usize = 3;
 
-/// A shell command that enables the loopback of the new network namespace, and then becomes the
-/// program.
+/// A shell command that enables the loopback interface of the new network namespace, and then
+/// replaces the shell by the program.
 const IN_NAMESPACE: &str = "ip link set lo up && exec \"$0\" \"$@\"";
 
-/// Like [`IN_NAMESPACE`], but also lets the receiver of a TCP segment acknowledge it at once.
-/// Dynamo's frontend does not set TCP_NODELAY, so on a kept connection its next tokens would wait
-/// up to 40 ms for the acknowledgement.
+/// Like [`IN_NAMESPACE`], but also makes the receiver of a TCP segment acknowledge the segment
+/// immediately. Dynamo's frontend does not set TCP_NODELAY, so its next tokens on a kept connection
+/// would wait up to 40 ms for the acknowledgement.
 const IN_DYNAMO_NAMESPACE: &str = concat!(
     "ip link set lo up && for to in 127.0.0.0/8 127.0.0.1; do ",
     "ip route change local $to dev lo table local proto kernel scope host src 127.0.0.1 quickack 1 || exit; done && ",
     "exec \"$0\" \"$@\""
 );
 
-/// Routers that run at the same time, so that changes of the machine affect all of them.
+/// Routers that run at the same time, so that a change in the machine's speed affects all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouterGroup {
     /// The name of the group's folder.
@@ -49,11 +51,11 @@ pub struct RouterGroup {
 pub struct Campaign {
     /// The folder for the records of the runs.
     pub folder: PathBuf,
-    /// Seconds in which sessions arrive.
+    /// The length of the arrivals, in s.
     pub arrivals_s: f64,
     /// The parts to run, in order.
     pub parts: Vec<RacePart>,
-    /// Parts that run at the same time, at least 1.
+    /// The number of parts that run at the same time, at least 1.
     pub at_once: usize,
 }
 
@@ -68,25 +70,26 @@ pub struct RacePart {
 
 #[derive(Clone, Debug, Default)]
 pub struct CampaignOutcome {
-    /// The number of runs that were made.
+    /// The number of runs that were played and are in time.
     pub made: usize,
-    /// The number of runs whose results were on disk.
+    /// The number of runs whose records were already on disk.
     pub kept: usize,
-    /// What was not run, and why.
+    /// The routers that have no run, each with the reason.
     pub skipped: Vec<String>,
 }
 
 // === impl RouterGroup ===
 
 impl RouterGroup {
-    /// Returns the routers that run in every cell with every seed: Switchpoint twice, and the
+    /// Returns the group that runs in every cell with every seed: Switchpoint twice, and the
     /// fastest rival.
     #[must_use]
     pub fn core() -> Self {
         Self::new("core", &["ours", "ours-again", "smg"])
     }
 
-    /// Returns each other router beside Switchpoint, with one seed, in the cells at half load.
+    /// Returns the groups in which each other router runs beside Switchpoint. A full race runs them
+    /// with one seed, in the cells at half load.
     #[must_use]
     pub fn others() -> [Self; 2] {
         [
@@ -106,7 +109,7 @@ impl RouterGroup {
         ]
     }
 
-    /// The routers in front of Dynamo's engines, with one seed.
+    /// Returns the group of routers that runs in front of Dynamo's engines, with one seed.
     #[must_use]
     pub fn dynamo() -> Self {
         Self::new("dynamo", &["ours", "smg", "dynamo-kv"])
@@ -130,9 +133,9 @@ impl RouterGroup {
 // === impl RacePart ===
 
 impl RacePart {
-    /// Whether the routers of this part run one after the other, and no other part runs at that
-    /// time. Dynamo's engines do not report how late they are, so nothing would show that the
-    /// machine was too busy.
+    /// Whether the routers of this part run one after the other, while no other part runs. Such a
+    /// part has Dynamo's engines, which do not report how late they are. So nothing would show that
+    /// the machine was too busy.
     fn is_alone(&self) -> bool {
         self.cell.is_dynamo()
     }
@@ -141,10 +144,10 @@ impl RacePart {
 // === impl Campaign ===
 
 impl Campaign {
-    /// Runs the parts that are not on disk yet. `say` gets a line for each run.
+    /// Runs the parts that are not on disk yet. Calls `say` with a line about each run.
     ///
     /// # Errors
-    /// Fails if a part of a run does not start, or ends early.
+    /// Fails if a run does not start, ends early or takes too long.
     pub async fn run(&self, say: impl Fn(String)) -> Result<CampaignOutcome> {
         let (alone, beside): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| part.is_alone());
         let mut outcome = CampaignOutcome::default();
@@ -193,8 +196,8 @@ impl Campaign {
         )
     }
 
-    /// Runs routers side by side. If the machine was too slow for a run, its router runs again
-    /// beside half as many routers, or alone if it was alone.
+    /// Runs routers side by side. If the machine was too slow for a run, runs its router again
+    /// beside half as many routers. A router of a part that runs alone runs alone again.
     async fn run_routers(
         &self,
         part: &RacePart,
@@ -276,7 +279,7 @@ impl Campaign {
             IN_NAMESPACE
         };
         let mut command = Command::new("unshare");
-        // In a process namespace, everything that a run started ends with the run.
+        // In a process namespace of its own, all processes of a run end with the run.
         command
             .args([
                 "--net",
@@ -316,7 +319,7 @@ impl CampaignOutcome {
     }
 }
 
-/// Reads the run that a process wrote.
+/// Reads the record that the process of a run wrote.
 fn read_run(path: &Path, status: ExitStatus, router: &str) -> Result<RunRecord> {
     if !status.success() {
         return Err(format!(

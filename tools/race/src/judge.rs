@@ -1,10 +1,10 @@
-//! Compares two routers by the requests that both served: means, percentiles and their ratio with
-//! an interval of 95 %.
+//! Compares two routers by the requests of the sessions that both served. The figures are means and
+//! percentiles, and their ratios with intervals of 95 %.
 //!
-//! The interval is a bootstrap over sessions, with all seeds pooled. Sessions are drawn with
-//! replacement, and each drawn session counts for both routers. So the differences between
-//! sessions, which exceed those between routers, cancel out. (Efron and Tibshirani, An Introduction
-//! to the Bootstrap, 1993, chapters 8 and 13.)
+//! The interval is a bootstrap over the sessions of all seeds. Sessions are drawn with replacement,
+//! and each drawn session counts for both routers. So the differences between sessions, which
+//! exceed those between routers, cancel out. (Efron and Tibshirani, An Introduction to the
+//! Bootstrap, 1993, chapters 8 and 13.)
 
 use std::collections::BTreeMap;
 
@@ -16,25 +16,26 @@ use crate::record::{RequestRecord, RunRecord};
 /// The number of draws of the bootstrap. With so many draws, the ends of an interval of 95 % vary
 /// by a tenth of the interval's width.
 const DRAWS: usize = 1_000;
-/// The seed of the draws. It is fixed, so that printing a page twice gives the same result.
+/// The seed of the bootstrap's draws. The seed is fixed, so that printing a page twice gives the
+/// same result.
 const SEED: u64 = 1;
 
 /// A figure that is computed from a set of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RaceFigure {
-    /// Time until the last byte, mean.
+    /// The mean time from the request until the last byte.
     EndToEndMean,
-    /// Time until the first token, mean.
+    /// The mean time from the request until the first token.
     FirstTokenMean,
-    /// Time until the first token, 99th percentile.
+    /// The 99th percentile of the time from the request until the first token.
     FirstTokenP99,
-    /// Time between tokens, mean.
+    /// The mean time between two tokens of a reply.
     PerTokenMean,
-    /// Time between tokens, 99th percentile.
+    /// The 99th percentile of the time between two tokens of a reply.
     PerTokenP99,
 }
 
-/// The requests of a run that are compared.
+/// The part of a run's requests that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachePhase {
     /// The requests of sessions that arrived in the first quarter of the arrivals.
@@ -43,7 +44,7 @@ pub enum CachePhase {
     Warm,
 }
 
-/// A ratio with its interval of 95 %.
+/// The ratio of Switchpoint's figure to another router's, with an interval of 95 %.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterRatio {
     pub ratio: f64,
@@ -51,11 +52,12 @@ pub struct RouterRatio {
     pub high: f64,
 }
 
-/// The verdict on a ratio.
+/// The result of comparing Switchpoint with another router by one figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RaceVerdict {
     Faster,
-    /// The difference is not larger than that of a router against itself.
+    /// The interval contains 1, or the difference is not larger than between two runs of the same
+    /// router.
     Equal,
     Slower,
 }
@@ -70,7 +72,7 @@ struct SessionPair<'a> {
 // === impl CachePhase ===
 
 impl CachePhase {
-    /// Returns the requests of a run that are compared.
+    /// Returns the requests of a run that belong to this phase.
     pub fn requests<'a>(
         self,
         run: &'a RunRecord,
@@ -103,7 +105,7 @@ impl RaceFigure {
         }
     }
 
-    /// Returns the figure of these requests, in ms; not a number if there are none.
+    /// Returns the figure of these requests, in ms, or NaN without requests.
     pub fn of<'a>(self, requests: impl Iterator<Item = &'a RequestRecord>) -> f64 {
         match self {
             Self::EndToEndMean => mean(requests.map(|request| request.e2e_ms)),
@@ -119,9 +121,9 @@ impl RaceFigure {
         }
     }
 
-    /// Returns the ratio of this figure between the runs `ours` and the runs `theirs`, which is
-    /// below 1 if ours are faster. Compares only sessions that both played; `None` if there is no
-    /// such session.
+    /// Returns the ratio of this figure in the runs `ours` to this figure in the runs `theirs`. The
+    /// ratio is below 1 if `ours` are faster. Compares only the sessions that are in both, and
+    /// returns `None` if no session is in both.
     #[must_use]
     pub fn ratio(
         self,
@@ -163,7 +165,7 @@ impl RaceFigure {
     }
 }
 
-/// Returns the sessions that both played, by seed and number.
+/// Returns the sessions that are in the runs of both routers, by seed and session number.
 fn pairs<'a>(
     row: CachePhase,
     ours: &[&'a RunRecord],
@@ -197,9 +199,9 @@ fn pairs<'a>(
 // === impl RouterRatio ===
 
 impl RouterRatio {
-    /// Judges the ratio. `same` is the ratio of a router to itself (A against A), if it was
-    /// measured. The routers differ if the interval excludes 1, and the ratio is further from 1
-    /// than both ends of the interval of A against A.
+    /// Judges the ratio. `same` is the ratio of Switchpoint to itself (A against A), if a second
+    /// run measured it. The routers differ if the interval excludes 1, and if the ratio is also
+    /// further from 1 than both ends of the interval of A against A.
     #[must_use]
     pub fn verdict(self, same: Option<Self>) -> RaceVerdict {
         let noise = same.map_or(0.0, |same| same.low.ln().abs().max(same.high.ln().abs()));
@@ -218,8 +220,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     sum / count
 }
 
-/// Returns the value at this share of the sorted values (nearest rank); not a number if there are
-/// none.
+/// Returns the percentile `share` (0 to 1) of the values by nearest rank, or NaN without values.
 #[must_use]
 pub fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
     let rank = (share * values.len() as f64).ceil() as usize;
@@ -235,9 +236,9 @@ mod tests {
     use super::*;
     use crate::record::RequestTokens;
 
-    /// Creates a run of 60 sessions of four requests. The times of sessions differ by a factor of
-    /// ten, as with real sessions. `change` computes a request's time from the base time and the
-    /// request's number.
+    /// Returns a run of 60 sessions of four requests. The base times of the sessions differ by up
+    /// to a factor of ten, as with real sessions. `change` computes a request's time from the base
+    /// time and the request's number.
     fn run(router: &str, change: impl Fn(f64, u32) -> f64) -> RunRecord {
         let request = |number: u32| {
             let base = 100.0 * (1.0 + f64::from(number / 4 % 10));
@@ -275,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Adds noise of 3 %, which differs for each request and `salt`.
+    /// Returns the base time with noise of ±3 %, which depends on the request's number and `salt`.
     fn noisy(base: f64, number: u32, salt: u32) -> f64 {
         base * (0.97 + 0.06 * f64::from((number * 7 + salt * 13) % 11) / 10.0)
     }

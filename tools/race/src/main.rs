@@ -6,8 +6,8 @@
 //! | `page` | judges the runs: `docs/data/race.json`, `docs/reference/race.md` and its pictures |
 //! | `list` | prints cells and routers |
 //!
-//! Engines and rivals are real processes and sockets; only the GPU is simulated. Each stack runs in
-//! a network namespace of its own, which needs root.
+//! Engines and rivals are real processes with real sockets, and only the GPU is simulated. The race
+//! starts each router with its engines in a network namespace of its own, which needs root.
 #![allow(clippy::print_stdout, reason = "this program talks to a person")]
 
 use std::path::PathBuf;
@@ -31,10 +31,11 @@ mod serving;
 
 use campaign::{Campaign, RacePart, RouterGroup};
 
-/// The seeds of the published results. Tuning uses the seeds 1 to 20, so that no policy is fitted
-/// to these seeds.
+/// The seeds of the published results. Policies are tuned with the seeds 1 to 20, so that no policy
+/// is fitted to the seeds of the published results.
 const JUDGING: std::ops::RangeInclusive<u64> = 101..=105;
-/// The seed for the routers other than Switchpoint and smg.
+/// The only seed of the published cells, of Dynamo's cells, and of the routers other than
+/// Switchpoint and smg.
 const OTHERS_SEED: u64 = 101;
 
 const STOPPED: &str =
@@ -169,7 +170,7 @@ async fn run_campaign(args: &RunArgs) -> Result<ExitCode> {
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let outcome = tokio::select! {
         outcome = campaign.run(|line| println!("{line}")) => outcome?,
-        // Returning ends all runs in flight.
+        // Returning from this function ends all runs in flight.
         _ = tokio::signal::ctrl_c() => return Err(STOPPED.into()),
         _ = terminate.recv() => return Err(STOPPED.into()),
     };
@@ -203,8 +204,8 @@ fn cell_named(name: &str) -> Result<Cell> {
 // === impl RunArgs ===
 
 impl RunArgs {
-    /// Returns the cells, seeds and routers to run, in order. All cells run with one seed before
-    /// the next seed, so that the first results come early.
+    /// Returns the cells, seeds and routers to run, in order. A seed runs in all cells before the
+    /// next seed begins, so that the first results come early.
     fn parts(&self) -> Result<Vec<RacePart>> {
         let cells = match (self.cells.is_empty(), self.quick) {
             (false, _) => self
@@ -259,7 +260,8 @@ impl RunArgs {
     }
 
     fn chosen_routers(&self) -> Result<RouterGroup> {
-        // A comma separates routers, so a slash separates the parameters of one router.
+        // A comma separates routers on the command line, so a slash separates the parameters of a
+        // router.
         let routers: Vec<String> = self
             .routers
             .iter()

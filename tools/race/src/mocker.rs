@@ -1,11 +1,11 @@
 //! Runs Dynamo's mockers: simulated engines that we did not write, with their own scheduler, KV
 //! cache and speed.
 //!
-//! A mocker understands only Dynamo's request plane. So for any other router, each mocker has a
-//! frontend of its own, and such a pair is an OpenAI server. For Dynamo's own router all mockers
-//! are one component, and the router is a single frontend in front of them.
+//! A mocker understands only Dynamo's request plane, and not HTTP. So for other routers, each
+//! mocker gets a Dynamo frontend, and the pair is an OpenAI server. For Dynamo's own router, all
+//! mockers belong to one component, and a single frontend in front of them is the router.
 //!
-//! All sockets of a run are in its network namespace, so addresses and ports can be fixed.
+//! All sockets of a run are in its network namespace, so addresses and ports are constants.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -21,13 +21,14 @@ use crate::serving::{MODEL, THREADS, answers};
 
 /// The folder of Dynamo's virtual environment in `.tools/race`.
 pub const TOOL: &str = "ai-dynamo";
-/// The port where a pair's frontend receives requests.
+/// The port on which the frontend of one mocker receives requests.
 const HTTP_PORT: u16 = 8000;
 /// The port of a mocker's metrics page.
 pub const METRICS_PORT: u16 = 9100;
-/// The options of a mocker. It keeps its own speed, and runs as many sequences at once as our
-/// engines. Its blocks hold 262,144 tokens (670 KB of text), those of our engines a megabyte. Both
-/// are enough for a dozen contexts of agents.
+/// The options of a mocker. The mocker keeps its default speed, and runs as many sequences at the
+/// same time as most of our engines. A mocker's blocks hold 262,144 tokens (670 KB of text); the
+/// blocks of our engines hold a megabyte of text. Both are enough for the contexts of a dozen
+/// agents.
 const MOCKER_OPTIONS: [&str; 6] = [
     "--max-num-seqs",
     "24",
@@ -36,17 +37,18 @@ const MOCKER_OPTIONS: [&str; 6] = [
     "--num-gpu-blocks-override",
     "8192",
 ];
-/// The number of finished requests on the metrics page, which is the count of this histogram.
+/// The metric on a mocker's metrics page that counts finished requests: the count of a histogram.
 const FINISHED: &str = "vllm:e2e_request_latency_seconds_count{";
-/// The time until the metrics page counts a reply that has ended, with a margin.
+/// The pause before the metrics page is read, because a mocker counts a reply only some time after
+/// its end.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// How requests reach the mockers.
+/// The path of requests to the mockers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MockerFront {
-    /// Each mocker has a frontend of its own.
+    /// Each mocker has its own frontend.
     OneEach,
-    /// All mockers share one frontend, which is the router.
+    /// All mockers share one frontend, which is the router that the race measures.
     Shared,
 }
 
@@ -105,7 +107,7 @@ impl MockerEngines {
         }
         if front == MockerFront::OneEach {
             for address in engines.addresses() {
-                // The metrics of a mocker appear with its first request.
+                // A mocker's metrics appear only with its first request.
                 let answered = answers(address).await;
                 answered.map_err(|error| format!("{error}\n{}", engines.log_tail()))?;
             }
@@ -113,7 +115,7 @@ impl MockerEngines {
         Ok(engines)
     }
 
-    /// Starts the frontend that routes to all mockers. The frontend answers once it knows all
+    /// Starts the frontend that routes to all mockers. The frontend answers once it has found all
     /// mockers.
     ///
     /// # Errors
@@ -142,8 +144,8 @@ impl MockerEngines {
             .collect()
     }
 
-    /// Returns how many requests each engine has finished. Prompt tokens are in the replies, not on
-    /// the metrics pages.
+    /// Waits until the metrics pages are current, and returns how many requests each engine has
+    /// finished. The counts of prompt tokens are missing, because only the replies have them.
     ///
     /// # Errors
     /// Fails if a page cannot be read.
@@ -183,8 +185,7 @@ impl MockerEngines {
         Ok(())
     }
 
-    /// Lets the mockers' processes find each other by files, and keeps their traffic on the
-    /// loopback.
+    /// Makes the process find the others by files, and keep its traffic on the loopback interface.
     fn in_discovery(&self, mut command: Command) -> Command {
         command.env("HF_HUB_OFFLINE", "1");
         command
@@ -208,16 +209,17 @@ impl MockerEngines {
     }
 }
 
-/// The folder of the files by which processes find each other.
+/// The name of the folder with the files by which Dynamo's processes find each other.
 const DISCOVERY: &str = "discovery";
-/// The Dynamo namespace of mockers that share a frontend.
+/// The Dynamo namespace of mockers that share one frontend.
 const SHARED: &str = "pool";
 
 fn python() -> PathBuf {
     root().join(".tools/race").join(TOOL).join("bin/python")
 }
 
-/// Returns a folder with a tokenizer and without weights, which `tools/race/vllm/install.py` makes.
+/// Returns the folder of a model without weights (a tokenizer and a configuration), which
+/// `tools/race/vllm/install.py` makes.
 fn model() -> PathBuf {
     root().join(".tools/race/models/words")
 }
@@ -256,7 +258,8 @@ fn frontend(namespace: &str, mode: &str, address: SocketAddr) -> Command {
     command
 }
 
-/// Counts the finished requests on a mocker's page; 0 before its first request.
+/// Returns the number of finished requests on a mocker's metrics page, which is 0 before the first
+/// request.
 fn finished(page: &str) -> u64 {
     let values = page
         .lines()

@@ -1,5 +1,5 @@
-//! Judges the runs and writes the page: `docs/reference/race.md`, a picture for each workload, and
-//! `docs/data/race.json`, from which the page can be printed again.
+//! Judges the runs and writes the page: `docs/reference/race.md`, its two pictures, and
+//! `docs/data/race.json`. The page can be printed again from this JSON file.
 
 mod dynamo;
 mod picture;
@@ -71,7 +71,8 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
     )?)
 }
 
-/// Draws two pictures: one of the cells with our own workloads, the other of all other cells.
+/// Draws two pictures: one of the cells with our own workloads, the other of the cells with
+/// published loads.
 fn pictures(results: &RaceResults, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     for (name, is_ours) in [("workloads", true), ("published", false)] {
@@ -86,7 +87,7 @@ fn pictures(results: &RaceResults, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns a sentence with the versions of all routers, or an empty text if there are no results.
+/// Returns a sentence with the versions of all routers, or an empty text without results.
 fn versions(results: &RaceResults) -> String {
     let routers = results.cells.iter().flat_map(|cell| &cell.routers);
     let mut versions: Vec<String> = routers
@@ -102,7 +103,7 @@ fn versions(results: &RaceResults) -> String {
     }
 }
 
-/// Returns a sentence on the cells without a result.
+/// Returns a sentence that lists the cells without a result, or an empty text.
 fn not_run(results: &RaceResults) -> String {
     let group = |cell: &Cell| {
         if cell.is_dynamo() {
@@ -127,8 +128,8 @@ fn not_run(results: &RaceResults) -> String {
     }
 }
 
-/// Returns a line for each router and phase of a cell in which the router is faster than
-/// Switchpoint.
+/// Returns a section with a line for each router and phase of a cell in which the router is faster
+/// than Switchpoint.
 fn losses(results: &RaceResults) -> String {
     if results.cells.is_empty() {
         return String::new();
@@ -141,7 +142,7 @@ fn losses(results: &RaceResults) -> String {
             .filter(|router| ![OURS, AGAIN].contains(&router.router.as_str()))
         {
             for (phase, figures) in [("cold", &router.cold), ("warm", &router.warm)] {
-                // With Dynamo's engines, only the first figure is compared.
+                // In cells with Dynamo's engines, only the first figure is compared.
                 let counted = if result.group == dynamo::GROUP {
                     1
                 } else {
@@ -167,7 +168,7 @@ fn losses(results: &RaceResults) -> String {
     format!("## Where we lose\n\n{}\n", lines.concat())
 }
 
-/// Describes how the sessions of a cell arrive.
+/// Describes how the sessions of a cell arrive, for the page.
 pub fn arrivals_of(cell: &Cell) -> String {
     let per_s = cell.sessions_per_s().unwrap_or_default();
     match cell.source {
@@ -198,7 +199,8 @@ pub fn arrivals_of(cell: &Cell) -> String {
     }
 }
 
-/// Describes what distinguishes a cell from others of its workload; may be empty.
+/// Describes what distinguishes a cell from the plain cells of its workload. Returns an empty text
+/// if nothing does.
 fn particular_of(cell: &Cell) -> String {
     let mut notes = Vec::new();
     if cell.workload().is_some() {
@@ -217,7 +219,7 @@ fn particular_of(cell: &Cell) -> String {
     notes.join("; ")
 }
 
-/// Describes how the sessions arrive, and for how long if the cell does not fix the time.
+/// Describes how the sessions arrive, and for how long if `arrivals_s` sets the length.
 fn duration_of(cell: &Cell, arrivals_s: f64) -> String {
     if cell.workload().is_some() {
         format!("{}, {arrivals_s:.0} s", arrivals_of(cell))
@@ -252,10 +254,12 @@ fn cells(results: &RaceResults) -> String {
     format!("## Cells\n\n{}{PUBLISHED}{pictures}\n", table.0)
 }
 
-/// The number of figures in the table of the other routers, which leaves out the p99 of TPOT.
+/// The number of figures in the table of the other routers. The table leaves out the fifth, the p99
+/// of TPOT.
 const OTHERS_FIGURES: usize = 4;
 
-/// Returns a table of the routers other than Switchpoint and smg, with one seed each.
+/// Returns a table of the routers other than Switchpoint and smg, which have a run with only one
+/// seed.
 fn others(results: &RaceResults) -> String {
     let mut table = MarkdownTable::with_header(&[
         "cell",
@@ -307,7 +311,7 @@ impl MarkdownTable {
     }
 }
 
-/// Returns hits, failures, and how uneven the load of the engines was.
+/// Returns the hit rate, the number of failures, and how uneven the load of the engines was.
 fn counts_of(router: &RouterResult) -> [String; 3] {
     [
         percent(router.hit_rate),
@@ -316,7 +320,7 @@ fn counts_of(router: &RouterResult) -> [String; 3] {
     ]
 }
 
-/// Returns the text of a figure, with Switchpoint's ratio to it.
+/// Returns the text of a figure. Appends Switchpoint's ratio to the figure if the figure has one.
 fn cell_text(figure: &FigureResult) -> String {
     let ms = format!("{:.0}", figure.ms);
     if figure.ours_over.is_some() {
@@ -326,7 +330,7 @@ fn cell_text(figure: &FigureResult) -> String {
     }
 }
 
-/// Returns a ratio with a mark for its verdict.
+/// Returns the figure's ratio, marked by its verdict.
 fn judged(figure: &FigureResult) -> String {
     let ratio = ratio(figure);
     match figure.verdict.as_deref() {

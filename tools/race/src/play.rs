@@ -1,4 +1,4 @@
-//! One run: engines, a router in front of them, and the sessions of a cell.
+//! Plays one run: starts engines and a router in front of them, and sends the sessions of a cell.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::recording;
 use crate::router::{RouterEngines, RouterKind, RunningRouter};
 use crate::serving::MODEL;
 
-/// Tokens that an engine sends in one write.
+/// The number of tokens that an engine sends in one write.
 const TOKENS_PER_WRITE: u32 = 4;
-/// The downtime of an engine that restarts.
+/// The time for which a restarted engine does not answer.
 const RESTART: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ enum RaceEngines {
 /// Plays the cell once with this router.
 ///
 /// # Errors
-/// Fails if a part does not start, or ends during the run.
+/// Fails if an engine or the router does not start, or ends during the run.
 pub async fn play(
     cell: &Cell,
     seed: u64,
@@ -130,7 +130,7 @@ impl RaceEngines {
         }
     }
 
-    /// Starts the engines of a cell, and an additional engine if one is added during the run. Their
+    /// Starts the engines of a cell, and one more if the run adds an engine later. The engines'
     /// steps take `slowdown` times as long as in the profile.
     fn start_servers(cell: &Cell, profile: EngineProfile, slowdown: f64) -> Result<Self> {
         let added = usize::from(cell.change == CellChange::KillAddRestart);
@@ -181,7 +181,7 @@ impl RaceEngines {
         }
     }
 
-    /// Changes the pool at the times that the cell sets.
+    /// Waits for the times of the cell's changes, and changes the pool at each of them.
     async fn change(
         &self,
         change: CellChange,
@@ -226,7 +226,7 @@ impl RaceEngines {
 // === impl EngineRecord ===
 
 impl EngineRecord {
-    /// Reads the counts from a report of `GET /admin/state`.
+    /// Reads the counts from a reply to `GET /admin/state`.
     fn from_state(state: &Value) -> Self {
         let count = |key: &str| state[key].as_u64().unwrap_or(0);
         let finished = |kind: &str| state["finished"][kind].as_u64().unwrap_or(0);
@@ -238,8 +238,8 @@ impl EngineRecord {
         }
     }
 
-    /// Returns the growth of the counts since `before`. After a restart, an engine counts from zero
-    /// again.
+    /// Returns by how much the counts grew since `before`. An engine that has restarted counts from
+    /// zero, so its counts are returned as they are.
     fn since(&self, before: &Self) -> Self {
         let restarted =
             self.requests < before.requests || self.prompt_tokens < before.prompt_tokens;
@@ -268,7 +268,7 @@ mod tests {
         const ARRIVALS_S: f64 = 20.0;
         const SEED: u64 = 1;
 
-        /// A test holds this lock while it measures.
+        /// The lock that a test holds while it measures, so that no other test here uses the cores.
         static ALONE: Mutex<()> = Mutex::const_new(());
 
         /// Compares Envoy's round robin with itself, with a router that is slower by 20 ms, and
@@ -318,7 +318,7 @@ mod tests {
                 (0, 0)
             );
             assert!(failures["envoy-drop"] > 0);
-            // Clients and engines must have counted the same numbers.
+            // Clients and engines must have counted the same number of requests.
             for run in runs.iter().filter(|run| run.router != "envoy-drop") {
                 let counted: u64 = run.engines.iter().map(|engine| engine.requests).sum();
                 assert_eq!(counted, run.requests.len() as u64, "{}", run.router);
@@ -337,7 +337,8 @@ mod tests {
             }
         }
 
-        /// All sessions of the race come from one address, so to the picker they are one client.
+        /// Checks the picks for a single client. All sessions of the race come from one address, so
+        /// the picker takes them for one client.
         #[tokio::test(flavor = "multi_thread")]
         async fn one_client_alone_uses_all_engines_and_finds_its_prompts_again() {
             let _alone = ALONE.lock().await;

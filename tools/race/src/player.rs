@@ -1,9 +1,9 @@
-//! The load generator. The generator plays sessions at one or two addresses, and records what their
-//! clients see.
+//! The load generator. The load generator plays sessions at one or two addresses, and records what
+//! the sessions' clients see.
 //!
-//! A session is sent from its first turn to its last, without a time limit, so a faster router gets
-//! the same requests as a slower one. A turn is sent a recorded pause after the end of the previous
-//! reply.
+//! A session is sent from its first turn to its last, and no time limit ends a session. So a faster
+//! router gets the same requests as a slower one. A turn is sent after the end of the previous
+//! reply and the turn's recorded pause.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ use crate::record::{RequestRecord, RequestTokens};
 /// its times are set to this maximum.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The start of a token's text in an event of a chat stream. An empty text, as in the event with
-/// the role, is not a token.
+/// The bytes before a token's text in an event of a chat stream. An empty text, as in the event
+/// with the role, is not a token.
 const TOKEN: &[u8] = b"\"content\":\"";
 
 type HttpClient = Client<HttpConnector, Full<Bytes>>;
@@ -37,7 +37,8 @@ type HttpClient = Client<HttpConnector, Full<Bytes>>;
 #[derive(Clone, Debug)]
 pub struct SessionPlayer {
     client: HttpClient,
-    /// The addresses of the gateways. Sessions use them in rotation.
+    /// The addresses of the gateways. A session uses the gateway at its number modulo the number of
+    /// gateways.
     addresses: Vec<SocketAddr>,
     model: String,
     start: Instant,
@@ -47,9 +48,10 @@ pub struct SessionPlayer {
 pub struct SessionPlan {
     /// The sessions in order of arrival.
     pub sessions: Vec<RaceSession>,
-    /// The number of sessions, counted from the first, that find cold caches.
+    /// The number of sessions, counted from the first, that count as sessions with cold caches.
     pub cold: usize,
-    /// The number of sessions that run at the same time, if a session begins when another ends.
+    /// The number of sessions that run at the same time, if a session begins only when another
+    /// ends.
     pub clients: Option<usize>,
 }
 
@@ -65,8 +67,8 @@ struct PlayedReply {
 // === impl PlayedReply ===
 
 impl PlayedReply {
-    /// Returns the reply if it is complete. A router may end the stream of a dead engine without an
-    /// error, as if the reply were complete, but without `usage`.
+    /// Returns the reply if it has all `asked` tokens. A router may end the stream of a dead engine
+    /// without an error, as if the reply were complete, but without `usage`.
     fn whole(self, asked: u32) -> Result<Self> {
         let tokens = self.usage["completion_tokens"].as_u64().unwrap_or(0);
         if tokens == u64::from(asked) {
@@ -80,7 +82,7 @@ impl PlayedReply {
 // === impl SessionPlayer ===
 
 impl SessionPlayer {
-    /// Creates a player. The time of the run begins now.
+    /// Creates a player. The time of the run starts with this call.
     #[must_use]
     pub fn new(addresses: Vec<SocketAddr>, model: &str) -> Self {
         let mut connector = HttpConnector::new();
@@ -99,7 +101,7 @@ impl SessionPlayer {
         self.start
     }
 
-    /// Plays all sessions to their ends. The records are in order of session and turn.
+    /// Plays all sessions to their ends. Returns records in the order of sessions and turns.
     pub async fn play(&self, plan: SessionPlan) -> Vec<RequestRecord> {
         let clients = Arc::new(Semaphore::new(plan.clients.unwrap_or(plan.sessions.len())));
         let all = plan
@@ -126,7 +128,7 @@ impl SessionPlayer {
             .collect()
     }
 
-    /// Plays a session whose first request is due at `due`.
+    /// Plays a session whose first request is due at `due`. Returns a record of each request.
     async fn session(
         &self,
         session: Arc<RaceSession>,
@@ -137,7 +139,7 @@ impl SessionPlayer {
             (Vec::new(), Vec::new());
         for (turn, said) in session.turns.iter().enumerate() {
             due += Duration::from_secs_f64(said.pause_ms / 1e3);
-            // The body is made before the request is due, so that making it delays nothing.
+            // The body is made before the request is due, so that making the body delays nothing.
             let body = self.body(&session, turn, &replies);
             sleep_until(due).await;
             let sent = Instant::now();
@@ -265,7 +267,7 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Whether a piece of a chat stream has the text of a token.
+/// Whether a piece of a chat stream has the text of at least one token.
 fn has_token(data: &[u8]) -> bool {
     data.windows(TOKEN.len() + 1)
         .any(|window| window.starts_with(TOKEN) && window.last() != Some(&b'"'))
@@ -274,7 +276,7 @@ fn has_token(data: &[u8]) -> bool {
 /// Returns the text and the usage of a chat stream.
 ///
 /// # Errors
-/// Fails if the stream does not end with `[DONE]`, or an event is not JSON.
+/// Fails if the stream has no `[DONE]`, or if an event is not JSON.
 fn read_events(bytes: &[u8]) -> Result<(String, Value)> {
     let mut text = String::new();
     let mut usage = Value::Null;

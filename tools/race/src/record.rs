@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use testbed::Result;
 
-/// One request, as its client saw it. Times are in ms.
+/// One request, as its client saw it. All times are in ms.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RequestRecord {
     pub session: u32,
@@ -13,21 +13,21 @@ pub struct RequestRecord {
     pub turn: u32,
     /// Whether the session arrived in the first quarter of the arrivals, when caches were empty.
     pub cold: bool,
-    /// The class of the client, such as `interactive`.
+    /// The name of the client's [`SessionClass`](race_cells::SessionClass), such as `interactive`.
     pub class: String,
     /// The time from the start of the run until the request was sent.
     pub sent_ms: f64,
-    /// The delay between the planned time and the sending.
+    /// The delay between the time at which the request was due and the sending.
     pub late_ms: f64,
-    /// Time until the first token.
+    /// The time from the sending until the first token.
     pub ttft_ms: f64,
-    /// Time until the last byte.
+    /// The time from the sending until the last byte of the reply.
     pub e2e_ms: f64,
-    /// Time between two tokens after the first token. `None` for a reply of one token.
+    /// The mean time between two tokens after the first token. `None` for a reply of one token.
     pub tpot_ms: Option<f64>,
-    /// Tokens, as the engine counts them.
+    /// The tokens of the request, as the engine counts them.
     pub tokens: RequestTokens,
-    /// The reason why the request failed. The times of a failed request are the timeout.
+    /// The reason why the request failed. The times of a failed request are set to the timeout.
     pub failure: Option<String>,
 }
 
@@ -39,17 +39,18 @@ pub struct RequestTokens {
     pub output: u64,
 }
 
-/// The counts of one engine during a run. Dynamo's engines report only the number of requests.
+/// The counts of one engine during a run. Of Dynamo's engines, only the number of requests is
+/// known.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct EngineRecord {
-    /// Requests that the engine finished.
+    /// The number of requests that the engine finished.
     pub requests: u64,
-    /// Prompt tokens of the requests that the engine admitted.
+    /// The prompt tokens of the requests that the engine admitted.
     pub prompt_tokens: u64,
-    /// Prompt tokens of these requests that were cached.
+    /// The prompt tokens that were cached, of the requests that the engine admitted.
     pub cached_tokens: u64,
-    /// How late the engine's steps ended, 99th percentile, ms. More than a few ms mean that the
-    /// machine was too busy.
+    /// The delay with which the engine's steps ended, 99th percentile, in ms. A delay of more than
+    /// a few ms means that the machine was too busy.
     pub late_p99_ms: f64,
 }
 
@@ -59,18 +60,18 @@ pub struct RunRecord {
     pub cell: String,
     pub seed: u64,
     pub router: String,
-    /// The version of a rival, or the commit of Switchpoint.
+    /// The version of the rival's package, or the commit of Switchpoint.
     pub version: String,
-    /// The number of stacks that ran at the same time, including this stack.
+    /// The number of routers with their engines that ran at the same time, including this router.
     pub side_by_side: usize,
-    /// Seconds in which sessions arrived.
+    /// The length of the arrivals, in s.
     pub arrivals_s: f64,
     pub requests: Vec<RequestRecord>,
     pub engines: Vec<EngineRecord>,
 }
 
-/// The maximum delay of engines and of the load generator (99th percentile): a fifth of a decode
-/// step. A run above this limit measured the machine and not the router.
+/// The maximum delay of engines and of the load generator (99th percentile), in ms: a fifth of a
+/// decode step. A run above this limit measured the machine and not the router.
 pub const LATE_MS_MAX: f64 = 5.0;
 
 // === impl RunRecord ===
@@ -85,7 +86,7 @@ impl RunRecord {
             .join(format!("{router}.json"))
     }
 
-    /// Reads a run; `None` if there is none.
+    /// Reads a run. Returns `None` if the file does not exist.
     ///
     /// # Errors
     /// Fails if the file cannot be read as a run.
@@ -100,7 +101,7 @@ impl RunRecord {
         ))
     }
 
-    /// Writes the run. Another run of the same cell, seed and router is replaced.
+    /// Writes the run, in place of an earlier run of the same cell, seed and router.
     ///
     /// # Errors
     /// Fails if the folder cannot be written.
@@ -113,7 +114,7 @@ impl RunRecord {
         Ok(std::fs::rename(draft, path)?)
     }
 
-    /// Returns how late the load generator sent, 99th percentile, ms.
+    /// Returns the delay with which the load generator sent requests, 99th percentile, in ms.
     #[must_use]
     pub fn generator_late_p99_ms(&self) -> f64 {
         crate::judge::percentile(
@@ -125,7 +126,7 @@ impl RunRecord {
         )
     }
 
-    /// Returns how late the steps of the latest engine ended, 99th percentile, ms.
+    /// Returns the greatest delay over all engines with which steps ended, 99th percentile, in ms.
     #[must_use]
     pub fn engines_late_p99_ms(&self) -> f64 {
         self.engines
@@ -134,15 +135,15 @@ impl RunRecord {
             .fold(0.0, f64::max)
     }
 
-    /// Whether the machine kept up, so that the run may be published.
+    /// Whether the machine was fast enough for the run, so that the run may be published.
     #[must_use]
     pub fn is_in_time(&self) -> bool {
         self.generator_late_p99_ms() <= LATE_MS_MAX && self.engines_late_p99_ms() <= LATE_MS_MAX
     }
 
-    /// Returns the share of prompt tokens that engines had cached, or 0 without prompts. The
-    /// numbers come from the engines, or from the replies' usage if the engines count no prompt
-    /// tokens.
+    /// Returns the share of the prompt tokens that engines had cached, or 0 without prompts. The
+    /// engines count the tokens. If they count no prompt tokens, the numbers come from the `usage`
+    /// of the replies.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         let counted = |[cached, all]: [u64; 2], engine: &EngineRecord| {

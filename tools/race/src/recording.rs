@@ -1,14 +1,14 @@
-//! Plays a piece of a public trace, as sessions of one request each.
+//! Plays a piece of a public trace. Each request of the trace becomes a session.
 
 use race_cells::{RaceSession, SessionClass, Turn};
 use testbed::{Result, root, trace};
 
-/// The longest prompt that is played. A tenth of the trace has longer prompts, which do not fit
-/// into the context that the rivals' examples serve.
+/// The longest prompt that the race plays, in tokens. A tenth of the trace's prompts are longer,
+/// and do not fit into the context length in the rivals' examples.
 const PROMPT_TOKENS_MAX: usize = 32_000;
 
-/// Returns the requests of the first `arrivals_s` seconds. The trace has times in steps of 3 s,
-/// within which `seed` determines how they are spread.
+/// Returns the requests of the first `arrivals_s` seconds as sessions. The times in the trace are
+/// multiples of 3 s, so `seed` spreads the requests within these 3 s.
 ///
 /// # Errors
 /// Fails if the file cannot be read.

@@ -1,7 +1,7 @@
 //! The result of each cell, small enough to be committed: `docs/data/race.json`.
 //!
-//! Cells are judged one by one, so that a race of two hours can run in parts. Each result names the
-//! versions that ran.
+//! Each cell is judged separately, so that a race of two hours can run in parts. Each result names
+//! the versions of the routers that ran.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,35 +19,37 @@ pub const OURS: &str = "ours";
 /// The name of Switchpoint's second run.
 pub const AGAIN: &str = "ours-again";
 
-/// The results of routers that ran side by side in one cell, with the requests of all seeds
-/// together.
+/// The results of the routers that ran side by side in one cell. A result is computed from the
+/// requests of all seeds together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CellResult {
     pub cell: String,
     pub group: String,
-    /// The seeds that all routers have.
+    /// The seeds for which every router has a run.
     pub seeds: Vec<u64>,
-    /// Seconds in which sessions arrived.
+    /// The length of the arrivals, in s.
     pub arrivals_s: f64,
-    /// The routers, Switchpoint first.
+    /// The results of the routers. The first router is Switchpoint.
     pub routers: Vec<RouterResult>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterResult {
     pub router: String,
-    /// The router's version, or the versions of its runs in the order of their seeds.
+    /// The version of the router. If the runs have several versions, all of them in the order of
+    /// the seeds.
     pub version: String,
     pub requests: usize,
     pub failures: usize,
-    /// The share of prompt tokens that engines had cached, as they counted.
+    /// The share of the prompt tokens that engines had cached: by their counts, or by the replies
+    /// if the engines do not count.
     pub hit_rate: f64,
-    /// The requests of the busiest engine divided by the mean over all engines; the mean over the
-    /// seeds.
+    /// The requests of the busiest engine divided by the mean over all engines. The value is the
+    /// mean over the seeds.
     pub busiest: f64,
-    /// The figures of the sessions that arrived first, when caches were empty, ms.
+    /// The figures of the first sessions, which arrived when caches were empty, in ms.
     pub cold: Vec<FigureResult>,
-    /// The figures of all other sessions, ms.
+    /// The figures of all other sessions, in ms.
     pub warm: Vec<FigureResult>,
 }
 
@@ -55,14 +57,15 @@ pub struct RouterResult {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FigureResult {
     pub ms: f64,
-    /// The ratio of Switchpoint's figure to this router's, with the ends of its interval: ratio,
-    /// low, high. `None` for Switchpoint.
+    /// The ratio of Switchpoint's figure to this router's figure, and the ends of the ratio's
+    /// interval: ratio, low, high. `None` for Switchpoint itself.
     pub ours_over: Option<[f64; 3]>,
-    /// Whether Switchpoint is faster, equal or slower.
+    /// `faster`, `equal` or `slower`: Switchpoint compared with this router. `None` for Switchpoint
+    /// itself.
     pub verdict: Option<String>,
 }
 
-/// All results, in the order of the cells.
+/// The results of all cells, in the order of the cells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RaceResults {
     /// One result for each cell and group of routers.
@@ -72,7 +75,7 @@ pub struct RaceResults {
 // === impl RaceResults ===
 
 impl RaceResults {
-    /// Reads the results; empty if there are none.
+    /// Reads the results. Returns empty results if the file does not exist.
     ///
     /// # Errors
     /// Fails if the file has another form.
@@ -85,7 +88,7 @@ impl RaceResults {
         }
     }
 
-    /// Returns the results as JSON with a line for each cell.
+    /// Returns the results as JSON, with one line for each cell.
     ///
     /// # Errors
     /// Fails if a result cannot be written as JSON.
@@ -98,7 +101,7 @@ impl RaceResults {
         Ok(format!("{{\"cells\":[\n{}\n]}}\n", cells.join(",\n")))
     }
 
-    /// Adds the result of a cell, in place of an earlier one.
+    /// Adds the result of a cell, in place of an earlier result of the same cell and group.
     pub fn put(&mut self, result: CellResult) {
         self.cells
             .retain(|other| (&other.cell, &other.group) != (&result.cell, &result.group));
@@ -122,8 +125,8 @@ impl RaceResults {
 // === impl CellResult ===
 
 impl CellResult {
-    /// Judges the runs of a cell below `folder`; `None` if no seed has a run of Switchpoint and of
-    /// another router.
+    /// Judges the runs of a cell below `folder`. Returns `None` if no seed has a run of Switchpoint
+    /// and of all other routers that have runs.
     ///
     /// # Errors
     /// Fails if a run cannot be read.
@@ -268,7 +271,7 @@ fn round(value: f64) -> f64 {
     }
 }
 
-/// Returns the versions of these runs, each once.
+/// Returns the versions of these runs, without repetitions.
 fn versions(runs: &[&RunRecord]) -> String {
     let mut versions: Vec<&str> = Vec::new();
     for run in runs {
@@ -279,7 +282,7 @@ fn versions(runs: &[&RunRecord]) -> String {
     versions.join(" ")
 }
 
-/// Returns the seeds that have runs in the folder of a cell, in order.
+/// Returns the seeds for which the folder of a cell has runs, in order.
 fn seeds_in(folder: &Path) -> Vec<u64> {
     let names = std::fs::read_dir(folder)
         .into_iter()

@@ -1,7 +1,7 @@
-//! The routers that the race compares. Each is started as its users start it, in front of running
-//! engines.
+//! The routers that the race compares. The race starts each router as its users start it, in front
+//! of running engines.
 //!
-//! Every router has two threads: two workers of Envoy, two threads of a rival's runtime.
+//! Every router has two threads: two workers of Envoy, or two threads of a rival's runtime.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,19 +26,19 @@ use crate::mocker::{self, MockerEngines};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RouterKind {
-    /// Switchpoint, as shipped.
+    /// Switchpoint with its default configuration.
     Ours,
     /// A second run of Switchpoint, which shows how much two equal routers differ.
     OursAgain,
-    /// Switchpoint with other parameters of `marginal-cost-scorer`: `ours:ttftWeight=3`.
+    /// Switchpoint with other parameters of `marginal-cost-scorer`, such as `ours:ttftWeight=3`.
     OursWith(String),
     /// Switchpoint with scorers and weights that llm-d ships.
     LlmD(LlmDProfile),
-    /// SGLang's model gateway, policy `cache_aware`.
+    /// SGLang's model gateway, with its policy `cache_aware`.
     Smg,
     /// vLLM's router, with one of its policies.
     VllmRouter(VllmRouterPolicy),
-    /// Envoy without a picker, with round robin.
+    /// Envoy without a picker, which balances by round robin and may inject a fault.
     EnvoyRoundRobin(EnvoyFault),
     /// Dynamo's own frontend, which works only with Dynamo's engines.
     Dynamo(DynamoMode),
@@ -47,50 +47,52 @@ pub enum RouterKind {
 /// Modes of Dynamo's frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DynamoMode {
-    /// Picks by the KV events of the engines and their load.
+    /// Dynamo picks an engine by the KV events of the engines and by their load.
     Kv,
-    /// Uses one engine after another. In this mode the capacity of Dynamo's engines was measured. A
-    /// cell's load is a share of it.
+    /// Dynamo uses one engine after another. A cell's load is a share of the capacity of Dynamo's
+    /// engines, which was measured in this mode.
     RoundRobin,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct RouterEngines<'a> {
     pub addresses: &'a [SocketAddr],
-    /// The engines themselves, if they are Dynamo's.
+    /// The engines as processes, if they are Dynamo's mockers.
     pub mockers: Option<&'a MockerEngines>,
 }
 
-/// Configurations of llm-d.
+/// The configurations of llm-d that Switchpoint runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LlmDProfile {
-    /// The default: queue 2, KV cache 2, prefix 3.
+    /// llm-d's default: queue scorer with weight 2, KV cache scorer with weight 2, prefix scorer
+    /// with weight 3.
     Default,
-    /// `prefix-cache-affinity-filter` and `token-load-scorer`: recommended since August 2026.
+    /// `prefix-cache-affinity-filter` and `token-load-scorer`, which llm-d has recommended since
+    /// August 2026.
     Recommended,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VllmRouterPolicy {
-    /// An approximate prefix tree for each engine.
+    /// The policy with an approximate prefix tree for each engine.
     CacheAware,
-    /// One engine after the other.
+    /// The policy that uses one engine after another.
     RoundRobin,
 }
 
-/// A fault that Envoy's own fault filter causes, and that the race must detect.
+/// A fault that the race adds with Envoy's fault filter, and that the results must show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvoyFault {
     None,
-    /// Each request waits for 20 ms.
+    /// Each request waits for 20 ms before Envoy sends it to an engine.
     Delay,
-    /// Two of a hundred requests get 503.
+    /// Envoy answers two of a hundred requests with 503.
     Drop,
 }
 
 #[derive(Debug)]
 pub struct RunningRouter {
-    /// The address of each process, to which clients connect.
+    /// The address of each gateway process, to which clients connect.
     pub addresses: Vec<SocketAddr>,
     parts: RouterParts,
     _ports: Vec<ReservedPort>,
@@ -110,12 +112,12 @@ enum RouterParts {
     Envoy(Vec<EnvoyProcess>),
 }
 
-/// How a rival learns of a new engine.
+/// The call by which the race adds a new engine to a rival.
 #[derive(Clone, Copy, Debug)]
 enum AddWorker {
-    /// By `POST /workers` with a JSON body.
+    /// `POST /workers` with a JSON body.
     Workers,
-    /// By `POST /add_worker?url=`.
+    /// `POST /add_worker?url=`.
     AddWorkerUrl,
 }
 
@@ -125,7 +127,7 @@ impl RouterKind {
     /// Returns the router with this name.
     ///
     /// # Errors
-    /// Fails if there is no such router.
+    /// Fails if no router has this name.
     pub fn named(name: &str) -> Result<Self> {
         Ok(match name {
             "ours" => Self::Ours,
@@ -147,8 +149,8 @@ impl RouterKind {
         })
     }
 
-    /// Returns the folder of `.tools/race` with the rival's virtual environment; `None` for routers
-    /// that need none.
+    /// Returns the name of the folder below `.tools/race` with the rival's virtual environment, or
+    /// `None` for routers that need no virtual environment.
     #[must_use]
     pub const fn tool(&self) -> Option<&'static str> {
         match self {
@@ -164,7 +166,7 @@ impl RouterKind {
             .map(|tool| root().join(".tools/race").join(tool).join("bin").join(tool))
     }
 
-    /// Whether the router can run. It cannot if it is a rival whose package is not installed.
+    /// Whether the router can run: a rival cannot run if its package is not installed.
     #[must_use]
     pub fn is_installed(&self) -> bool {
         match self {
@@ -173,7 +175,8 @@ impl RouterKind {
         }
     }
 
-    /// Returns the version of a rival's package, or the commit of this checkout.
+    /// Returns the version of the rival's package, or the commit of this checkout if the router is
+    /// not a rival from a package.
     #[must_use]
     pub fn version(&self) -> String {
         let Some(tool) = self.tool() else {
@@ -279,10 +282,10 @@ impl RouterKind {
 // === impl RunningRouter ===
 
 impl RunningRouter {
-    /// Makes `engines` the engines of the pool. `added` is the new engine.
+    /// Adds the engine `added` to the router's pool, which then has the engines `engines`.
     ///
     /// # Errors
-    /// Fails if the router refuses the engine, or cannot learn of engines while it runs.
+    /// Fails if the router refuses the engine, or cannot add engines while it runs.
     pub async fn add(&self, engines: &[SocketAddr], added: SocketAddr) -> Result<()> {
         match &self.parts {
             RouterParts::Ours { stack, .. } => {
@@ -348,7 +351,8 @@ impl RunningRouter {
     }
 }
 
-/// Returns the engines as entries of an endpoints file, with the names that a stack gives them.
+/// Returns the engines as entries of an endpoints file, with the names that a [`Stack`] gives such
+/// engines.
 fn named(engines: &[SocketAddr]) -> Vec<(String, SocketAddr)> {
     engines
         .iter()

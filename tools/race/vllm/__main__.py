@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 class Results:
-    """The file of results, written after each measurement, so that a run that is stopped loses at most one."""
+    """The file of results, which is written after each measurement, so that a run that is stopped loses at most one measurement."""
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = json.loads(paths.RESULTS.read_text()) if paths.RESULTS.exists() else {}
@@ -84,7 +84,7 @@ class Results:
 
 
 def jobs(part: str, args: argparse.Namespace, engines: Engines, shape: Shape) -> Iterator[Job]:
-    """The measurements of a part."""
+    """Returns the measurements of a part."""
     if part == "races":
         for seed in args.seeds:
             for name in args.routers:
@@ -118,7 +118,7 @@ def tokenizer(args: argparse.Namespace) -> pathlib.Path:
 
 
 def about(args: argparse.Namespace, engines: Engines, shape: Shape) -> list[str]:
-    """The lines at the head of the page."""
+    """Returns the lines at the head of the page."""
     pinned = [package for row in paths.versions().values() for package in row.get("packages", []) + row.get("bare", []) if package.startswith(("smg", "vllm", "aiperf"))]
     cores = f"{os.cpu_count()} cores"
     if engines.ours:
@@ -180,7 +180,7 @@ def write_page() -> None:
 
 
 def record_all() -> int:
-    """Records the answers of an engine without adapters, and the pages of one with adapters."""
+    """Records the answers of an engine without adapters, and the pages of an engine with adapters."""
     for lora in (False, True):
         engines = engine_module.local(1, lora)
         try:

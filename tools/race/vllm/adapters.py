@@ -1,4 +1,4 @@
-"""Makes LoRA adapters with random weights, so small that answers stay sensible. Runs in vLLM's environment.
+"""Makes LoRA adapters with random weights. The weights are so small that answers stay sensible. Runs in vLLM's environment.
 
     adapters.py MODEL FOLDER
 """

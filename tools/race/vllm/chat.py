@@ -91,7 +91,7 @@ def take(answer: Answer, event: dict[str, Any], piece: str | None) -> None:
 
 
 def body(model: str, messages: list[dict[str, str]], tokens: int, stream: bool = True, exact: bool = True) -> dict[str, Any]:
-    """`exact`: the reply has exactly `tokens` tokens, whatever the model says."""
+    """Returns the body of a request. If `exact`, the reply has exactly `tokens` tokens, whatever the model generates."""
     made: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": stream}
     if exact:
         made |= {"min_tokens": tokens, "ignore_eos": True}

@@ -14,7 +14,7 @@ def main(file: pathlib.Path, folder: pathlib.Path) -> None:
     source, name = str(file.parent), file.name
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
     read = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
-    # A model that was read from GGUF is quantised and cannot be saved; a new model with its weights can.
+    # Copies the weights into a new model, because a model that was read from GGUF is quantised and cannot be saved.
     config = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

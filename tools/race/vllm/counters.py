@@ -1,4 +1,4 @@
-"""vLLM's own counters: the figures by which routers are compared, whatever they report themselves."""
+"""Reads vLLM's own counters, by which the race compares routers, whatever the routers report."""
 
 import dataclasses
 import re

@@ -14,13 +14,13 @@ import sessions
 from engines import Engines, LocalEngines
 from sessions import Shape
 
-# Clients that leave: their number, the pieces of the reply that they read, and the length of the whole reply.
+# The number of clients that leave, the pieces of the reply that these clients read, and the length of the whole reply.
 LEAVERS = 12
 LEAVE_AFTER = 3
 LONG_TOKENS = 300
-# An engine that still generates for a client that has left is busy for longer than this.
+# The time within which engines must be idle. An engine that still generates for a client that has left is busy for longer.
 IDLE_WITHIN_SECONDS = 20
-# A restart: load before the end of the engine, and after its return.
+# The time of load before the end of the engine, and the time of load after the engine's return.
 BEFORE_SECONDS = 15
 AFTER_SECONDS = 40
 ADAPTER_CHATS = 24
@@ -29,7 +29,7 @@ BUSY_RATE = Shape(sessions=sessions.SESSIONS_MAX, rate=0.2)
 
 
 def salt(part: str, seed: int) -> str:
-    """A word that no other run uses."""
+    """Returns a word that no other run uses."""
     return f"{part}{seed}{time.time_ns() % 1_000_000}"
 
 
@@ -43,7 +43,7 @@ def with_router(name: str, engines: Engines, run: str, act: Callable[[str], Any]
 
 
 def race(name: str, engines: Engines, shape: Shape, seed: int) -> dict[str, Any]:
-    """Sessions from empty caches: what the clients saw, and what the engines counted meanwhile."""
+    """Runs sessions from empty caches. Returns what the clients saw, and what the engines counted meanwhile."""
     emptied = engines.empty()
 
     def act(url: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def race(name: str, engines: Engines, shape: Shape, seed: int) -> dict[str, Any]
 
 
 def counted(rows: list[counters.Counted]) -> dict[str, Any]:
-    """The engines' own figures, as members of a result."""
+    """Returns the engines' own figures, as members of a result."""
     whole = counters.total(rows)
     return {
         "hit_rate": whole.hit_rate,
@@ -66,7 +66,7 @@ def counted(rows: list[counters.Counted]) -> dict[str, Any]:
 
 
 def leaving(name: str, engines: Engines) -> dict[str, Any]:
-    """Clients that close the connection in the middle of a stream. The engines must become idle soon."""
+    """Runs clients that close the connection in the middle of a stream. The engines must become idle soon."""
 
     def act(url: str) -> dict[str, Any]:
         before = engines.settled()
@@ -98,7 +98,7 @@ def leaving(name: str, engines: Engines) -> dict[str, Any]:
 
 
 def restart(name: str, engines: LocalEngines) -> dict[str, Any]:
-    """One engine ends under load and starts again at the same address."""
+    """Ends one engine under load, and starts the engine again at the same address."""
 
     def act(url: str) -> dict[str, Any]:
         stop, answers = threading.Event(), []
@@ -128,7 +128,7 @@ def restart(name: str, engines: LocalEngines) -> dict[str, Any]:
 
 
 def adapters(name: str, engines: Engines, names: list[str]) -> dict[str, Any]:
-    """Chats with adapters in turn, one after the other."""
+    """Sends chats with each adapter in turn, one chat after the other."""
 
     def act(url: str) -> dict[str, Any]:
         rows: dict[str, list[int]] = {adapter: [0] * len(engines.urls) for adapter in names}
@@ -157,6 +157,6 @@ def one_answer(engines: Engines) -> chat.Answer:
 
 
 def ask_adapters(url: str, names: list[str]) -> None:
-    """One short chat with each adapter, so that the metrics page shows them."""
+    """Sends one short chat with each adapter, so that the metrics page shows all adapters."""
     for name in names:
         chat.ask(url, chat.body(name, [{"role": "user", "content": "Name a colour."}], ADAPTER_TOKENS))

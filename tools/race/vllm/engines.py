@@ -1,4 +1,4 @@
-"""Real vLLM engines: those that this machine runs, one to a core, or those that the caller names."""
+"""Real vLLM engines: engines that this machine runs, one on each core, or engines that the caller names."""
 
 import os
 import time
@@ -11,10 +11,10 @@ from counters import Counted
 from processes import Late, Process, answers, fetch, free_ports, wait
 
 MODEL_NAME = "smollm2"
-# An engine takes 40 s alone, and 90 s when three start at once.
+# The time limit for the start of the engines. An engine takes 40 s alone, and 90 s when three engines start at the same time.
 START_SECONDS_MAX = 400
 IDLE_SECONDS_MAX = 120
-# Finished requests appear on the page with the engine's next statistics.
+# The pause before the counters are read, because vLLM counts finished requests only with its next statistics.
 SETTLE_SECONDS = 1.0
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -28,7 +28,8 @@ ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
 }
-# Blocks of a CPU are multiples of 32 tokens. 800 of them hold some 25 conversations of the race.
+# The size and the number of KV blocks. On a CPU, the size must be a multiple of 32 tokens. 800 blocks hold about 25 conversations of the
+# race.
 BLOCK_TOKENS = 32
 BLOCKS = 800
 OPTIONS = (
@@ -38,7 +39,7 @@ OPTIONS = (
 
 
 class Engines:
-    """Engines by URL. Those that are not ours are neither started nor stopped."""
+    """Engines by URL. The race neither starts nor stops engines that the caller names."""
 
     def __init__(self, urls: list[str], model: str, ours: bool):
         self.urls, self.model, self.ours = urls, model, ours
@@ -48,13 +49,13 @@ class Engines:
         return [counters.read(fetch(f"{url}/metrics")) for url in self.urls]
 
     def settled(self) -> list[Counted]:
-        """The counters once no request runs."""
+        """Waits until no request runs, and returns the counters."""
         wait("idle engines", IDLE_SECONDS_MAX, lambda: counters.total(self.counted()).running == 0)
         time.sleep(SETTLE_SECONDS)
         return self.counted()
 
     def empty(self) -> bool:
-        """Empties the prefix caches. False if the engines do not offer it."""
+        """Empties the prefix caches. Returns false if the engines do not offer this."""
         try:
             for url in self.urls:
                 fetch(f"{url}/reset_prefix_cache", "POST")

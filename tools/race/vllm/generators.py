@@ -1,4 +1,4 @@
-"""Load generators of others, as their users run them: their counts against those of the engines."""
+"""Runs load generators of other projects as their users run them, and compares their counts with the counts of the engines."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from engines import Engines
 from paths import Skipped
 
 SECONDS_MAX = 900
-# A hub's cache names snapshots by a commit.
+# The name of the snapshot in the hub's cache, which names snapshots by a commit.
 SNAPSHOT = "0" * 40
 TOKENIZER_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json", "merges.txt")
 CONCURRENCY = 4
 TURNS = 4
-# Four sessions at a time, 208 requests.
+# The number of sessions of aiperf: four sessions run at the same time, with 208 requests in total.
 SESSIONS = 52
 PROMPTS = 200
 REPLY_TOKENS = 8
@@ -37,7 +37,8 @@ class Tally(NamedTuple):
 
 
 def hub(tokenizer: pathlib.Path) -> pathlib.Path:
-    """Lays a tokenizer out as the cache of a hub, because aiperf takes no folder offline. Its name there is `local/model`."""
+    """Lays a tokenizer out as the cache of a hub, because aiperf takes no folder offline. The tokenizer's name in this cache is
+    `local/model`."""
     home = paths.TOOLS / "models/hub"
     repository = home / "hub/models--local--model"
     shutil.rmtree(home, ignore_errors=True)
@@ -149,7 +150,7 @@ def drive(tool: str, stream: bool, engines: Engines, tokenizer: pathlib.Path) ->
 
 
 def apart(tool: float | None, engine: float) -> float | None:
-    """The difference between a tool's count and the engines' count, as a share of the engines'."""
+    """Returns the difference between a tool's count and the engines' count, as a share of the engines'."""
     if tool is None:
         return None
     return abs(tool - engine) / engine if engine else float(tool != 0)

@@ -18,7 +18,7 @@ import paths
 from paths import Skipped
 
 STAMP = ".race-ready"
-# Ten minutes on two busy cores; the limit is for a registry that does not answer.
+# The time limit of a command. An installation takes ten minutes on two busy cores; the limit is for a registry that does not answer.
 SECONDS_MAX = 1800
 LINES_SHOWN = 6
 
@@ -45,7 +45,7 @@ def stamp_text(tool: str) -> str:
 
 
 def install(tool: str) -> None:
-    """Installs one tool, if that is not done."""
+    """Installs one tool, unless the tool is installed already."""
     folder = paths.TOOLS / tool
     stamp = folder / STAMP
     if stamp.exists() and stamp.read_text() == stamp_text(tool):
@@ -80,7 +80,8 @@ def unpack(tool: str, wheel: str, file: str) -> None:
 
 
 def install_bare(tool: str, row: dict[str, Any]) -> None:
-    """Installs packages whose own requirements cannot be met. What they do need is in the row, except for vLLM."""
+    """Installs packages whose own requirements cannot be met. The row names the packages that these packages really need, except for
+    vLLM."""
     if "first" in row:
         pip(tool, *row["first"])
     pip(tool, "--no-deps", *row["bare"])
@@ -102,7 +103,7 @@ def install_needs_of_vllm(tool: str, row: dict[str, Any]) -> None:
 
 
 def requirements(metadata: str, omitted: list[str]) -> list[str]:
-    """What a wheel needs, without the extras and without the packages `omitted`."""
+    """Returns the requirements of a wheel, without the extras and without the packages `omitted`."""
     rows = re.findall(r"(?m)^Requires-Dist: ([^\n]*)$", metadata)
     name = re.compile(r"[\w.-]+")
     return [row for row in rows if "extra ==" not in row and name.match(row)[0] not in omitted]

@@ -6,7 +6,8 @@ from typing import Any
 
 from generators import apart
 
-# A tool's count may differ from the engines' by this share: it may send a request of its own before it starts.
+# The maximum difference between a tool's count and the engines' count, as a share, because a tool may send an extra request before it
+# starts.
 APART_MAX = 0.02
 COLUMNS = 120
 
@@ -47,7 +48,7 @@ def split(counts: list[int]) -> str:
 
 
 def failures(rows: list[dict[str, Any]]) -> str:
-    """The first failure of each router that had one."""
+    """Returns the first failure of each router that had a failure."""
     first: dict[str, str] = {}
     for row in rows:
         for text in row["failures"][:1]:
@@ -87,14 +88,14 @@ def adapters(rows: list[dict[str, Any]]) -> str:
 
 
 def verdict(tool: float | None, engine: float) -> str:
-    """Both counts, and whether they agree."""
+    """Returns both counts, and whether the counts agree."""
     share = apart(tool, engine)
     if share is None:
         return f"- of {engine:,}"
     return f"{tool:,} of {engine:,}{'' if share <= APART_MAX else f' ({percent(share)} % apart)'}"
 
 
-# Its package brings 5.9 GB, so the race does not install it.
+# The text on guidellm, which the race does not install, because guidellm's package brings 5.9 GB.
 GUIDELLM = """
 We ran guidellm 0.8.1 by hand with three simulated engines, first streamed, then not. Both times it counted the same as
 the engines: 240 requests in sessions of four turns, 151,766 prompt tokens and 7,200 generated tokens.

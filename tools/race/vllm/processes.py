@@ -1,4 +1,5 @@
-"""Processes with log files, ports, and waiting. A process ends by its own id."""
+"""Starts processes with log files, finds free ports, and waits for conditions. `Process.stop` signals only its own process
+group."""
 
 import os
 import pathlib
@@ -17,11 +18,11 @@ TAIL_LINES = 8
 
 
 class Late(Exception):
-    """Something did not happen in time, or a process ended too early."""
+    """Raised if a condition did not become true in time, or if a process ended too early."""
 
 
 class Process:
-    """One child process in a session of its own, so that its children end with it."""
+    """One child process in a session of its own, so that `stop` also ends its children."""
 
     def __init__(self, name: str, command: list[Any], log: pathlib.Path, environment: dict[str, str] | None = None):
         self.name, self.log = name, log
@@ -54,7 +55,7 @@ class Process:
 
 
 def wait(what: str, seconds: float, condition: Callable[[], Any], processes: tuple[Process, ...] = ()) -> Any:
-    """Returns the first true result of `condition`. Raises Late after `seconds`, or if one of `processes` ends."""
+    """Waits for and returns the first true result of `condition`. Raises Late after `seconds`, or if one of `processes` ends."""
     end = time.monotonic() + seconds
     while True:
         if result := condition():

@@ -14,13 +14,14 @@ HOST = "engine.example:8000"
 # The maximum number of bytes that are kept of each reply. The whole folder has at most 100 KB.
 BYTES_MAX = 48_000
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-# Interpreter, file and process figures differ by machine, and the picker reads only the start time.
+# Matches the lines that a recording leaves out: figures of interpreter, files and process differ by machine, and the picker reads only the
+# start time.
 OMITTED = re.compile(r"^(# (HELP|TYPE) )?(python_|process_(?!start_time)|http_)")
 BUCKET = re.compile(r'^\S+_bucket\{.*le="(?!\+Inf)')
 
 
 def exchange(url: str, method: str, path: str, body: Any = None) -> tuple[int, str, bytes]:
-    """Status, content type and body."""
+    """Sends a request. Returns the status, the content type and the body."""
     client = http.client.HTTPConnection(url.removeprefix("http://"), timeout=chat.SECONDS_MAX)
     raw = body if isinstance(body, (str, type(None))) else json.dumps(body)
     client.request(method, path, raw, {"content-type": "application/json"} if raw else {})
@@ -38,7 +39,7 @@ def neutral(text: str, url: str, folder: pathlib.Path) -> str:
 
 
 def smaller(page: str) -> str:
-    """A metrics page without what differs by machine, and of histograms only the last bucket. The times of adapters stay: the
+    """Returns a metrics page without what differs by machine, and of histograms only the last bucket. The times of adapters stay: the
     newest row counts."""
     kept = [line for line in page.splitlines() if not OMITTED.match(line) and not BUCKET.match(line)]
     text = "\n".join(kept) + "\n"
@@ -46,7 +47,7 @@ def smaller(page: str) -> str:
     return re.sub(r"(?m)^(\S+_(?:seconds|per_token_seconds)_sum\{[^}]*\}) \S+$", r"\1 1.0", text)
 
 
-# Replies that the tests of reading responses take as they are: path, and how the file is read.
+# The replies that the tests of reading responses use unchanged: path, and how the file is read.
 GOLDENS = {
     "stream.txt": "/v1/chat/completions streamed",
     "reply.json": "/v1/chat/completions unstreamed",
@@ -96,7 +97,7 @@ def record(engines: Engines, folder: pathlib.Path, model: pathlib.Path, names: l
 
 
 def golden(folder: pathlib.Path) -> str:
-    """The recorded replies as cases of `crates/exchange/tests/golden/responses`, without outcomes."""
+    """Returns the recorded replies as cases of `crates/exchange/tests/golden/responses`, without outcomes."""
     cases = []
     for name, head in GOLDENS.items():
         text = (folder / name).read_text().rstrip("\n")

@@ -26,7 +26,7 @@ class Front(NamedTuple):
 
 
 def hosts(urls: list[str]) -> list[tuple[str, int]]:
-    """Address and port of each URL."""
+    """Returns the address and the port of each URL."""
     pairs = []
     for url in urls:
         host, _, port = url.removeprefix("http://").rstrip("/").partition(":")
@@ -35,7 +35,7 @@ def hosts(urls: list[str]) -> list[tuple[str, int]]:
 
 
 def profile() -> str:
-    """The optimised build if it is there, otherwise the one of `make demo`."""
+    """Returns the profile of the optimised build if this build exists, otherwise the profile of `make demo`."""
     for name in ("release", "demo"):
         if (paths.TARGET / name / "switchpointd").exists() and module(name).exists():
             return name
@@ -79,7 +79,7 @@ def switchpoint(urls: list[str], folder: pathlib.Path) -> Front:
 
 
 def round_robin_config(urls: list[str], listener: int) -> dict[str, Any]:
-    """An Envoy that spreads requests by round robin, with the time limits of long replies."""
+    """Returns an Envoy that spreads requests by round robin, with the time limits of long replies."""
     endpoints = [{"endpoint": {"address": {"socket_address": {"address": host, "port_value": port}}}} for host, port in hosts(urls)]
     route = {"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "0s"}}
     types = "type.googleapis.com/envoy.extensions.filters"

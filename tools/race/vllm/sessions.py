@@ -11,7 +11,7 @@ import chat
 from chat import Answer
 
 FAILURES_SHOWN_MAX = 5
-# The maximum number of sessions at once. Each is a thread, and the machine may be small.
+# The maximum number of sessions that run at the same time. Each session is a thread, and the machine may be small.
 SESSIONS_MAX = 512
 WORDS = (
     "water light house river green stone paper train small cloud winter market garden letter music table summer window simple "
@@ -30,7 +30,7 @@ class Shape:
     system_words: int = 400
     turn_words: int = 40
     reply_tokens: int = 8
-    # Sessions per second, and the pause between two turns of one.
+    # The number of sessions that begin per second, and the pause between two turns of a session, in seconds.
     rate: float = 0.25
     think_seconds: float = 0.5
 
@@ -61,7 +61,7 @@ def words(generator: random.Random, count: int) -> str:
 
 
 def plan(shape: Shape, seed: int, salt: str) -> list[Session]:
-    """`salt` begins each system prompt, so that no run finds prompts of another one in the caches."""
+    """Returns the sessions. `salt` begins each system prompt, so that no run finds prompts of another run in the caches."""
     if shape.sessions > SESSIONS_MAX:
         raise ValueError(f"at most {SESSIONS_MAX} sessions")
     generator = random.Random(seed)
@@ -75,7 +75,7 @@ def plan(shape: Shape, seed: int, salt: str) -> list[Session]:
 
 
 def converse(url: str, model: str, session: Session, shape: Shape, stop: threading.Event, answers: list[Answer]) -> None:
-    """All turns of one session, which ends with its first failure."""
+    """Plays all turns of one session, which ends with its first failure."""
     messages = [{"role": "system", "content": session.system}]
     for question in session.questions:
         messages.append({"role": "user", "content": question})

@@ -40,7 +40,8 @@ RACE = {
 }  # fmt: skip
 TOOL = {"tool": "aiperf", "streamed": True, "requests": 208, "failed": 0, "prompt_tokens": 10_000, "completion_tokens": 1_664, "cached_tokens": None, "engines": ENGINES}
 
-# What a recording must not contain: an address, and the paths of one machine. In parts, so that this file does not contain them.
+# Matches what a recording must not contain: an address, and the paths of one machine. The paths are in parts, so that this file does not
+# contain them.
 MACHINES = r"127\.0\.0\.1|/(home|root)/|site-packages"
 
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 WORDS = 20_000
-# As in `tools/race/cells`: words of 3 to 9 letters, each with a space behind it.
+# The lengths of words, as in `tools/race/cells`: 3 to 9 letters, and a space behind each word.
 LETTERS = (3, 9)
 TEXTS, TEXT_WORDS = 200, 1_000
 TOKENS_MAX = 131_072

@@ -1,12 +1,13 @@
-//! An engine in a run: that of the crate `engine-sim`. Times are ms of virtual time.
+//! An engine in a run, which is a [`BatchingEngine`] of the crate `engine-sim`. Times are in ms of
+//! virtual time.
 
 pub(crate) use engine_sim::{SimulatedEngineSpec, StepTimeModel};
 
 use engine_sim::{BatchingEngine, EngineRequest, SequenceProgress};
 
 /// The tokens in a block of the router's prefix index, and in a KV block of engines outside the
-/// race. Blocks of vLLM and of the race have 16 tokens. Smaller blocks take longer to simulate and
-/// change little.
+/// race. vLLM's blocks and the blocks of the race have 16 tokens. Blocks of 16 tokens take longer
+/// to simulate and change the results little.
 pub(crate) const BLOCK_TOKENS: usize = 64;
 
 /// A request that an engine serves.
@@ -14,14 +15,14 @@ pub(crate) const BLOCK_TOKENS: usize = 64;
 pub(crate) struct EngineJob<'w> {
     pub(crate) request: u32,
     pub(crate) prompt: u32,
-    /// Output tokens, at least 1.
+    /// The number of output tokens, at least 1.
     pub(crate) output: u32,
-    /// Hashes of the prompt's KV blocks.
+    /// The hashes of the prompt's KV blocks.
     pub(crate) blocks: &'w [u64],
-    /// Hashes of the prompt in a proxy's prefix index.
+    /// The hashes with which a proxy finds the prompt in its prefix index.
     pub(crate) hashes: &'w [u64],
-    /// True if another engine computed the prompt, and its KV (without the last token) was
-    /// transferred to this engine.
+    /// Whether another engine computed the prompt and transferred the KV (without the last token)
+    /// to this engine.
     pub(crate) prefilled: bool,
 }
 
@@ -30,7 +31,7 @@ pub(crate) struct EngineJob<'w> {
 pub(crate) enum StepEvent {
     /// The first token of the request was generated.
     First(u32),
-    /// The request has all its output.
+    /// The engine has generated all tokens of the request's output.
     Done(u32),
 }
 
@@ -88,12 +89,12 @@ impl<'w> SimulatedEngine<'w> {
         self.engine.submit(job);
     }
 
-    /// Returns the time when the running step ends.
+    /// Returns the time when the running step ends, or `None` if no step runs.
     pub(crate) fn busy_until(&self) -> Option<f64> {
         self.engine.step().map(|step| step.ends_ms)
     }
 
-    /// Returns the numbers of waiting and of running requests.
+    /// Returns the number of waiting requests and the number of running requests.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.engine.waiting().len(), self.engine.running().len())
     }
@@ -102,22 +103,24 @@ impl<'w> SimulatedEngine<'w> {
         self.engine.kv_utilization()
     }
 
-    /// Calls `each` with every running request and the number of its tokens so far.
+    /// Calls `each` with the number of each running request and the number of tokens that it has so
+    /// far.
     pub(crate) fn progress(&self, mut each: impl FnMut(u32, u32)) {
         self.engine
             .running()
             .for_each(|sequence| each(sequence.request().request, sequence.generated()));
     }
 
-    /// Starts the next step at `now`, if there is work, and returns when it ends. Calls `admitted`
-    /// with each request that is admitted for the first time and its cached tokens.
+    /// Starts the next step at `now` if the engine has work. Returns the time when the step ends.
+    /// Calls `admitted` with each request that is admitted for the first time, and with the
+    /// request's cached tokens.
     pub(crate) fn start(&mut self, now: f64, mut admitted: impl FnMut(u32, u32)) -> Option<f64> {
         self.engine
             .start(now, |job, cached| admitted(job.request, cached))
             .map(|step| step.ends_ms)
     }
 
-    /// Ends the running step.
+    /// Ends the running step, and appends the progress of requests to `events`.
     pub(crate) fn end(&mut self, events: &mut Vec<StepEvent>) {
         self.engine.end(|job, progress| match progress {
             SequenceProgress::Token { number: 1 } => events.push(StepEvent::First(job.request)),

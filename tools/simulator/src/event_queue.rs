@@ -1,4 +1,4 @@
-//! The planned events, in the order of virtual time. Events of the same time are in the order in
+//! The planned events, in the order of virtual time. Events with the same time are in the order in
 //! which they were planned.
 
 use std::cmp::Ordering;
@@ -12,11 +12,11 @@ pub(crate) struct EventQueue<T> {
     planned: u64,
 }
 
-/// The time of the event in ms, its number in the order of planning, and the event.
+/// An event: its time in ms, its number in the order of planning, and its data.
 #[derive(Clone, Debug)]
 struct QueuedEvent<T>(f64, u64, T);
 
-/// A moment of virtual time, in ms, on the clock of the pool state.
+/// Returns a moment of virtual time, given in ms, on the clock of the pool state.
 pub(crate) fn virtual_time(ms: f64) -> Timestamp {
     Timestamp((ms * 1e6) as u64)
 }
@@ -38,7 +38,7 @@ impl<T> PartialOrd for QueuedEvent<T> {
 }
 
 impl<T> Ord for QueuedEvent<T> {
-    /// Compares in reverse, because the heap returns the greatest item first.
+    /// Compares in reverse, because the heap returns its greatest item first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.0.total_cmp(&self.0).then(other.1.cmp(&self.1))
     }
@@ -61,7 +61,7 @@ impl<T> EventQueue<T> {
         self.items.push(QueuedEvent(at, self.planned, what));
     }
 
-    /// Returns the time of the next event, ms; infinite if none is planned.
+    /// Returns the time of the next event in ms, or infinity if no event is planned.
     pub(crate) fn next_at(&self) -> f64 {
         self.items.peek().map_or(f64::INFINITY, |item| item.0)
     }
@@ -69,7 +69,7 @@ impl<T> EventQueue<T> {
     /// Removes the next event. Returns its time in ms and the event.
     ///
     /// # Errors
-    /// Fails when nothing is planned, though a run still waits for something.
+    /// Fails when no event is planned, though the run has not ended.
     pub(crate) fn next(&mut self) -> Result<(f64, T), String> {
         self.items
             .pop()

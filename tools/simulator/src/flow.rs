@@ -1,11 +1,11 @@
 //! The campaign of flow control: chat beside waves of batch requests, tenants, and bands.
 //!
-//! The policy `none` is Switchpoint's without flow control, and `ours` is the same with flow
-//! control. `oracle` has the rules of `ours`, and knows the engines' true state and step times at
-//! each pick. `llm-d-default` and `llm-d-tuned` pick with llm-d's scorers and hold requests by its
-//! detectors: `llm-d-default` by the engines' reports with the default thresholds, `llm-d-tuned` by
-//! a maximum number of requests at each endpoint. `dynamo` picks by the cost of Dynamo's router and
-//! holds requests by its queue.
+//! The policy `none` is Switchpoint's policy without flow control, and `ours` is the same policy
+//! with flow control. `oracle` has the rules of `ours`, but knows the engines' true state and step
+//! times at each pick. `llm-d-default` and `llm-d-tuned` pick with llm-d's scorers and hold
+//! requests by llm-d's detectors. `llm-d-default` uses the engines' reports and the default
+//! thresholds, `llm-d-tuned` a maximum number of requests at each endpoint. `dynamo` picks by the
+//! cost of Dynamo's router and holds requests by its queue.
 
 mod overshoot;
 mod scenario;
@@ -30,26 +30,26 @@ use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 /// The policy without flow control.
 const NONE: &str = "none";
 
-/// The time at the start that is not measured, because the step model is learning and no queue has
-/// built up.
+/// The length of the first part of a run, in s, which is not measured. In this part the step model
+/// learns, and queues are still short.
 const WARM_UP_S: f64 = 20.0;
 
-/// The name of the figures of all classes together.
+/// The name under which the figures of all classes together are written.
 const ALL: &str = "all";
 
-/// llm-d's scorers, with the weights of its guide.
+/// The policy with llm-d's scorers and the weights of llm-d's guide.
 const LLM_D: &str = "2/2/3";
 
 /// The maximum number of requests at an endpoint that llm-d's guide for flow control recommends. Of
-/// 32, 64, 100, 132, 200 and 256 it is the best for batch prompts (`flow-control.md`).
+/// 32, 64, 100, 132, 200 and 256, this number is the best for batch prompts (`flow-control.md`).
 const TUNED_REQUESTS: f64 = 132.0;
 
-/// Dynamo's `--router-queue-threshold`: an engine is busy if it has more prompt tokens to compute
+/// Dynamo's `--router-queue-threshold`. An engine is busy if it has more prompt tokens to compute
 /// than this multiple of `max_num_batched_tokens`. 16 is the default in the documentation of the
-/// router. The other default is `--router-queue-policy fcfs`.
+/// router. The simulated queue also has the default `--router-queue-policy fcfs`.
 const DYNAMO_THRESHOLD: f64 = 16.0;
 
-/// What to run.
+/// Selects the scenarios, policies, loads and seeds to simulate.
 #[derive(clap::Args)]
 pub(crate) struct FlowCampaign {
     /// The scenarios: prompts, outputs, prefixes, unlike, pd, unknown-lengths, tenants, lengths,
@@ -110,7 +110,8 @@ struct FlowRun<'c> {
 // === impl FlowCampaign ===
 
 impl FlowCampaign {
-    /// Runs every combination, prints the figures, and writes them to the file.
+    /// Runs every combination of scenario, load, seed and policy. Prints the figures, and writes
+    /// them to the file.
     pub(crate) fn run(&self, threads: usize) -> Result<(), String> {
         let rows = parallel(threads, &self.runs(), FlowRun::rows)?.concat();
         print(&rows);
@@ -186,7 +187,7 @@ impl FlowRun<'_> {
             .collect())
     }
 
-    /// Returns the requests, their classes, and their outcomes.
+    /// Plays the run. Returns its workload, the classes of the requests, and their outcomes.
     fn outcomes(&self) -> Result<(Workload, Vec<RequestClass>, Vec<RequestOutcome>), String> {
         let (routing, scrape_ms) = policy(self.policy)?;
         let scenario = FlowScenario::named(self.scenario)?;
@@ -219,10 +220,11 @@ impl FlowRun<'_> {
         Ok((workload, names, outcomes))
     }
 
-    /// Returns the figures of a class. Tokens are those of requests that ended before the last
-    /// arrival. `computed_per_s` has those that no cache had. `served` is the share of the tokens
-    /// of requests that arrived early enough to end in time. For `overshoot`, `per_proxy` and
-    /// `beyond` see [`overshoot`]. These three figures are 0 for all policies except ours.
+    /// Returns the figures of a class. `tokens_per_s` counts the tokens of requests that ended
+    /// after the warm-up and before the last arrival. `computed_per_s` leaves out the tokens that
+    /// an engine had cached. `served` is `tokens_per_s` divided by the tokens of the class that
+    /// arrive each second. For `overshoot`, `per_proxy` and `beyond` see [`overshoot`]. These three
+    /// figures are 0 for all policies except ours.
     fn row(
         &self,
         class: &str,
@@ -274,7 +276,7 @@ impl FlowRun<'_> {
         let (prompts, cached) = counted.iter().fold((0.0, 0.0), |(p, c), o| {
             (p + f64::from(o.prompt), c + f64::from(o.cached))
         });
-        // Long after its last arrival a band is idle, and lower bands may fill the engines.
+        // Requests sent after the arrivals do not count: lower bands may then fill the engines.
         let sent: Vec<&RequestOutcome> = own
             .iter()
             .copied()
@@ -295,8 +297,8 @@ impl FlowRun<'_> {
     }
 }
 
-/// Returns the policy with this name, and the time between its scrapes if it is not the usual one.
-/// A number after a colon is the limit of `llm-d-tuned` or `dynamo`.
+/// Returns the policy with this name, and the time between its scrapes if this is not the pool's
+/// usual time. A number after a colon in the name is the limit of `llm-d-tuned` or `dynamo`.
 fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
     let (name, number) = name
         .split_once(':')
@@ -308,7 +310,8 @@ fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
                 .map_err(|_| format!("`{number}` is no number"))
         })
         .transpose()?;
-    // llm-d scrapes every 50 ms, so its policies do that too.
+    // All policies except `oracle` use the pool's usual time between two scrapes, which is 50 ms,
+    // as in llm-d.
     Ok(match name {
         NONE => (RoutingPolicy::named(OURS)?, None),
         "ours" => (RoutingPolicy::with_flow_control(OURS)?, None),
@@ -393,8 +396,9 @@ mod tests {
         );
     }
 
-    /// Returns `overshoot`, `per_proxy` and `beyond` of all requests, and whether they are within
-    /// what `flow-control.md` says, with at most this share of requests beyond the room.
+    /// Plays a run, and returns `overshoot`, `per_proxy` and `beyond` of all requests. Also returns
+    /// whether the first two are within what `flow-control.md` says, and the share `beyond` is
+    /// within the argument of this name.
     fn too_many(proxies: FlowProxies, beyond: f64) -> ([f64; 3], bool) {
         let run = FlowRun {
             scenario: "prompts",

@@ -1,5 +1,5 @@
-//! The learning of the daemon in a run: the real learner learns the step model from picks, first
-//! tokens and ends of requests.
+//! Simulates the daemon's learning: the real learner learns the step model from picks, first tokens
+//! and ends of requests.
 
 use std::collections::VecDeque;
 
@@ -17,14 +17,14 @@ pub(crate) struct SimulatedLearner {
     places: Vec<EndpointHistory>,
 }
 
-/// The learner's history of one endpoint.
+/// The data of one endpoint from which samples for the learner are made.
 #[derive(Clone, Debug, Default)]
 struct EndpointHistory {
     waiting: VecDeque<WaitingRequest>,
     last_first_token: f64,
 }
 
-/// A request without a first token.
+/// A request that has no first token yet.
 #[derive(Clone, Copy, Debug)]
 struct WaitingRequest {
     request: u32,
@@ -54,7 +54,8 @@ impl SimulatedLearner {
         }
     }
 
-    /// Records a first token. Its time is a sample of a prefill only if no request waited longer.
+    /// Records a first token. The time until this token is a sample of a prefill only if the
+    /// request is the oldest that waits at the endpoint.
     pub(crate) fn first_token(
         &mut self,
         at: usize,
@@ -96,8 +97,9 @@ impl SimulatedLearner {
         }
     }
 
-    /// Records a gap between two tokens of a stream. `load` is the load of the endpoint, as its
-    /// proxies know it. The learner uses the gap if no prefill is known to run there.
+    /// Records a gap between two tokens of a stream. `load` is the endpoint's load as a proxy knows
+    /// it. The gap is a sample for the learner only if no request waits for its first token at the
+    /// endpoint.
     pub(crate) fn gap(
         &mut self,
         at: usize,
@@ -125,14 +127,14 @@ impl SimulatedLearner {
         }
     }
 
-    /// Returns the model at `now`, in ms.
+    /// Returns the model that has been learned by the time `now`, in ms.
     pub(crate) fn publish(&mut self, now: f64) -> StepModel {
         self.learner.advance(now as u64);
         self.learner.model()
     }
 
-    /// Returns a model with the engines' true step times instead of learned ones. Only the output
-    /// length is learned.
+    /// Returns a model with the engines' true step times instead of learned step times. Only the
+    /// output length is learned.
     pub(crate) fn exact_model(
         &self,
         engines: impl Iterator<Item = (EndpointRef, StepTimeModel)> + Clone,

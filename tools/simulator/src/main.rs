@@ -1,7 +1,7 @@
 //! Plays routing, flow control and scaling in virtual time.
 //!
-//! Engines are simulated. The scheduler, its plugins, the pool state and the step learner are the
-//! real code.
+//! Only the engines are simulated. The scheduler, its plugins, the pool state and the step learner
+//! are the product's code.
 #![deny(clippy::indexing_slicing)]
 
 mod engine;

@@ -1,8 +1,8 @@
-//! Many runs on several threads.
+//! Runs jobs on several threads.
 
 use std::sync::Mutex;
 
-/// Does all jobs on this many threads. Returns the results in the order of the jobs.
+/// Runs all jobs on this many threads. Returns the results in the order of the jobs.
 pub(crate) fn parallel<J: Sync, T: Send>(
     threads: usize,
     jobs: &[J],

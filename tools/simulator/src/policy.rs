@@ -1,5 +1,5 @@
-//! The compared policies: configurations of Switchpoint's plugins, and small models of other
-//! routers for which no plugin exists.
+//! The policies that the simulator compares: configurations of Switchpoint's plugins, and small
+//! models of other routers for which no plugin exists.
 
 mod baseline;
 mod gate;
@@ -15,24 +15,25 @@ use crate::engine::EngineJob;
 use crate::hardware::LLAMA_8B_H100;
 use crate::workload::RequestClass;
 
-/// Defines how a proxy picks an endpoint.
+/// The rule by which a proxy picks an endpoint.
 #[derive(Clone, Debug)]
 pub(crate) enum RoutingPolicy {
-    /// The scheduler with these plugins.
+    /// The scheduler with these plugins, and with learned step times.
     Config(PipelineSpec),
-    /// The scheduler with these plugins, and the exact step times of each engine instead of learned
-    /// ones.
+    /// The scheduler with these plugins. The daemon does not learn step times, but knows the exact
+    /// step times of each engine.
     Exact(PipelineSpec),
-    /// A policy that is not a plugin.
+    /// A policy of another router, which is not a plugin.
     Rival(BaselinePolicy),
     /// A policy behind the queue of another router.
     Gated(Box<RoutingPolicy>, GateRule),
 }
 
-/// Switchpoint's default policy.
+/// The name of Switchpoint's default policy.
 pub(crate) const OURS: &str = "ours";
 
-/// The same with exact step times. The difference to [`OURS`] is the cost of learning them.
+/// The name of Switchpoint's default policy with exact step times. The difference to [`OURS`] is
+/// what learning costs.
 pub(crate) const EXACT: &str = "ours-exact";
 
 // === impl RoutingPolicy ===
@@ -42,7 +43,7 @@ impl RoutingPolicy {
     /// `ours:ttftWeight=3,failureMs=0`.
     ///
     /// # Errors
-    /// Fails when there is no such policy.
+    /// Fails when no policy has this name.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let (name, parameters) = name.split_once(':').unwrap_or((name, ""));
         let parameters = numbers(parameters)?;
@@ -75,7 +76,7 @@ impl RoutingPolicy {
         Self::Config(PipelineSpec::of_one_profile("simulated", plugins.into(), 1))
     }
 
-    /// Returns the policy that llm-d recommends, with these parameters of its filter.
+    /// Returns the policy that llm-d recommends. `parameters` are set in the policy's filter.
     fn affinity(mut parameters: Vec<(String, ParameterValue)>) -> Self {
         let spec = LLAMA_8B_H100;
         let peak = spec.budget as f64 / spec.times.cold_ms(8192, spec.budget) * 1e3;
@@ -96,8 +97,8 @@ impl RoutingPolicy {
         Self::Config(PipelineSpec::of_one_profile("simulated", plugins, 1))
     }
 
-    /// Returns the policy with this name behind llm-d's queue, with this detector. Requests wait
-    /// without a limit.
+    /// Returns the policy with this name behind llm-d's queue, with this detector. Requests may
+    /// wait in the queue without a limit.
     pub(crate) fn behind_llm_d(
         name: &str,
         detector: PluginSpec,
@@ -114,8 +115,8 @@ impl RoutingPolicy {
         ))
     }
 
-    /// Returns the policy with this name and Switchpoint's flow control. Requests wait without a
-    /// limit.
+    /// Returns the policy with this name, with Switchpoint's flow control. Requests may wait
+    /// without a limit.
     pub(crate) fn with_flow_control(name: &str) -> Result<Self, String> {
         let named = Self::named(name)?;
         let (Self::Config(mut spec) | Self::Exact(mut spec)) = named.clone() else {
@@ -148,8 +149,9 @@ impl RoutingPolicy {
             .any(|plugin| plugin.plugin_type == scheduler::flow::FLOW_CONTROL)
     }
 
-    /// Returns the scheduler pipeline of each simulated proxy. For a policy that picks without it,
-    /// that is the default pipeline. In a `split` pool some engines prefill and the others decode.
+    /// Returns the scheduler pipeline of each simulated proxy. A policy that picks without the
+    /// scheduler gets the default pipeline. In a `split` pool some engines prefill and the others
+    /// decode.
     ///
     /// # Errors
     /// Fails when the policy cannot pick two engines for a request.
@@ -165,8 +167,8 @@ impl RoutingPolicy {
         }
     }
 
-    /// Returns the rule of another router's queue in front of the policy; `None` if there is no
-    /// such queue.
+    /// Returns the rule of another router's queue in front of the policy, or `None` without such a
+    /// queue.
     pub(crate) fn gate(&self) -> Option<GateRule> {
         if let Self::Gated(_, rule) = self {
             Some(*rule)
@@ -175,8 +177,8 @@ impl RoutingPolicy {
         }
     }
 
-    /// Returns the prompt tokens of a request, as far as the policy knows them. Switchpoint's proxy
-    /// and llm-d's picker estimate them from bytes, and other routers count them.
+    /// Returns the number of prompt tokens of a request that the policy works with. Switchpoint's
+    /// proxy and llm-d's picker estimate this number from bytes, and other routers count it.
     pub(crate) fn prompt_tokens(&self, job: &EngineJob<'_>, class: RequestClass) -> u32 {
         match self {
             Self::Config(_) => class.estimate(job.request, job.prompt),
@@ -186,11 +188,11 @@ impl RoutingPolicy {
     }
 }
 
-/// Makes a pipeline that uses one profile for decode and for prefill. Another engine computes the
-/// prompt if the decode engine has too little of it cached.
+/// Returns a pipeline that uses one profile for decode and for prefill. Another engine computes the
+/// prompt if the decode engine has not cached enough of it.
 fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
     /// The minimum number of uncached tokens for which another engine computes the prompt and
-    /// transfers its KV.
+    /// transfers the KV.
     const UNCACHED_TOKENS: f64 = 256.0;
     let decider = PluginSpec {
         parameters: vec![number("nonCachedTokens", UNCACHED_TOKENS)],

@@ -1,4 +1,4 @@
-//! Quantiles.
+//! Computes quantiles of sorted values.
 
 pub(crate) fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.collect();
@@ -6,7 +6,7 @@ pub(crate) fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Returns the value that is nearest to the quantile; 0 without values.
+/// Returns the value that is nearest to the quantile `share` (0 to 1), or 0 without values.
 pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let at = (sorted.len().saturating_sub(1) as f64 * share).round() as usize;
     sorted.get(at).copied().unwrap_or(0.0)

@@ -1,5 +1,5 @@
-//! The race of routers in virtual time. It plays the cells (workload and pool) of the crate
-//! `race-cells`, with the same sessions as the race in real time.
+//! The race of routers in virtual time. The simulator plays the cells (workload and pool) of the
+//! crate `race-cells`, with the same sessions as the race in real time.
 
 mod capacity;
 mod compare;
@@ -104,17 +104,17 @@ pub(crate) enum RaceTask {
     },
 }
 
-/// The results of the race in real time.
+/// The file with the results of the race in real time.
 const RACED: &str = "docs/data/race.json";
 
-/// The results of `play`.
+/// The file into which `play` writes its results.
 const PLAYED: &str = "target/bench/race-sim.json";
 
-/// The daemon's default time between two scrapes of an engine, with and without work, ms.
+/// The daemon's default time between two scrapes of an engine, in ms: with work, and without work.
 const BUSY_SCRAPE_MS: f64 = 100.0;
 const IDLE_SCRAPE_MS: f64 = 1_000.0;
 
-/// The maximum number of sequences that an engine runs at a time.
+/// The maximum number of sequences that an engine runs at the same time.
 const SEQUENCES_MAX: usize = 24;
 
 // === impl RaceTask ===
@@ -194,7 +194,7 @@ fn print(text: &str) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// Puts the table between its marks in the page.
+/// Replaces the table between the two marks in the page.
 fn publish(page: &Path, table: &str) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", page.display());
     let text = std::fs::read_to_string(page).map_err(failed)?;
@@ -209,11 +209,11 @@ fn publish(page: &Path, table: &str) -> Result<(), String> {
     std::fs::write(page, format!("{before}{begin}\n\n{table}\n\n{end}{after}")).map_err(failed)
 }
 
-/// The time until the other gateways receive what a gateway shares, ms.
+/// The time until the other gateways receive the data that a gateway shares, in ms.
 const SHARING_MS: f64 = 10.0;
 
 /// Returns the pool of a cell, and its gateways. Gateways with Switchpoint's picker share their
-/// state; any other gateway knows only what it sent itself.
+/// state. Any other gateway knows only the requests that it sent itself.
 fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
     let is_ours = router.starts_with(OURS) || router.starts_with("llm-d");
     let sharing = if is_ours {
@@ -227,9 +227,11 @@ fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
         ..setting(cell.engines)
     };
     if cell.change == CellChange::KillAddRestart {
-        // Envoy waits at most 5 ms before its first retry. Every second, the daemon scrapes an
-        // engine that does not answer. smg waits 50 ms, and checks the health of workers every
-        // minute. Two checks must succeed before smg uses a worker again.
+        // Envoy waits at most 5 ms before its first retry. Every second, the daemon also scrapes
+        // engines that do not answer, so an engine gets requests again soon after a restart. smg
+        // waits 50 ms before its first retry, and checks the health of workers every minute. Two
+        // checks must succeed before smg uses a worker again, so smg does not use a restarted
+        // engine again during the run.
         let failover = if is_ours {
             Failover {
                 retry_ms: 5.0,
@@ -250,7 +252,7 @@ fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
     setting
 }
 
-/// Returns the policy for the name of a router in the race, or of a policy.
+/// Returns the policy for a name, which is the name of a router in the race or of a policy.
 fn policy_of(router: &str) -> Result<RoutingPolicy, String> {
     RoutingPolicy::named(match router {
         "vllm-cache-aware" => "vllm-router",

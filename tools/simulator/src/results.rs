@@ -1,9 +1,11 @@
-//! Files of results.
+//! Reads and writes files of results.
 
 use std::path::Path;
 
 use serde_json::Value;
 
+/// Reads a file of results.
+///
 /// # Errors
 /// Fails when the file cannot be read, or is not JSON.
 pub(crate) fn read(file: &Path) -> Result<Value, String> {
@@ -12,7 +14,7 @@ pub(crate) fn read(file: &Path) -> Result<Value, String> {
     serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-/// Writes the file, and its folder.
+/// Writes the file. Creates its folder if necessary.
 ///
 /// # Errors
 /// Fails when the file cannot be written.

@@ -1,4 +1,4 @@
-//! One simulated proxy: the real [`ManagedPool`], and the policy that picks from it.
+//! One simulated proxy: a real [`ManagedPool`], and the policy that picks endpoints.
 
 use std::collections::VecDeque;
 
@@ -22,34 +22,34 @@ use crate::workload::RequestClass;
 
 #[derive(Debug)]
 pub(crate) struct PolicyRouter {
-    /// The proxy's number among the writers of load reports, from 1.
+    /// The number of this proxy among the writers of load reports, from 1.
     vm: u64,
     pool: ManagedPool,
     report: OwnLoadReport,
-    /// The last load report of each proxy. That of this proxy stays empty.
+    /// The last load report of each proxy. This proxy's own entry stays empty.
     peers: Vec<PeerLoadReport>,
-    /// The requests that each other proxy holds, by band.
+    /// The number of requests that each other proxy holds, by band.
     peers_held: Vec<Vec<QueuedInBand>>,
-    /// Whether the next tick is planned.
+    /// Whether the run has an event for the next call of [`Self::tick`].
     ticks: bool,
-    /// Whether a change must be published after all events of this moment.
+    /// Whether the proxy must publish a change after all events of this moment.
     pub(crate) publishes: bool,
-    /// How old the last update from another proxy was, µs.
+    /// The age of the last update from another proxy when it arrived, in µs.
     delay_us: u64,
-    /// A number that grows with every pick of a rival policy. It starts differently at each proxy.
+    /// The picks of a rival's policy, counted from a number that differs at each proxy.
     turn: usize,
-    /// The memory of a rival policy.
+    /// The state of a rival's policy between picks.
     memory: PolicyMemory,
     /// The requests that flow control holds, with their tickets.
     held: Vec<(u32, QueuedTicket)>,
-    /// The queue of another router, if the policy has one.
+    /// The queue of another router, if the policy has such a queue.
     gate: Option<RequestGate>,
 }
 
-/// The pick for a request, which the pool state has recorded.
+/// The pick for a request. The proxy's pool state has recorded the pick.
 #[derive(Debug)]
 pub(crate) struct SimulatedPick {
-    /// The position of the engine that decodes.
+    /// The position of the engine that decodes the request.
     pub(crate) at: usize,
     /// The position of the engine that computes the prompt first, if another engine decodes.
     pub(crate) prefill: Option<usize>,
@@ -63,23 +63,23 @@ pub(crate) struct ProxyRequest<'r, 'w> {
     pub(crate) class: RequestClass,
 }
 
-/// The data that a proxy publishes to the others after a change.
+/// The data that a proxy sends to the other proxies after a change.
 #[derive(Debug)]
 pub(crate) struct ProxyUpdate {
     report: Vec<u8>,
     placements: VecDeque<Placement>,
     held: Vec<QueuedInBand>,
-    /// The time when the update was published.
+    /// The time when the proxy published the update, in ms.
     at: f64,
 }
 
-/// How often a proxy with held requests checks the other proxies' state, ms.
+/// The time in ms after which a proxy with held requests looks at the other proxies' state again.
 const HOLDING_TICK_MS: f64 = 10.0;
 
 const MODEL: &str = "m";
 
-/// Returns the decision of a policy that picks without the scheduler: the endpoint at this
-/// position, and the engine that computes the prompt if it is another one.
+/// Returns the decision of a policy that picks without the scheduler. `at` is the position of the
+/// picked endpoint, and `prefill` that of another engine that computes the prompt, if any does.
 pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>, prefill: Option<usize>) -> Decision {
     let index = |at| snapshot.indices().nth(at);
     match at.and_then(index) {
@@ -96,10 +96,10 @@ pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>, prefill: Option<u
     }
 }
 
-/// Whether the pool is full, so that another router holds its requests.
+/// Whether the pool is so full that another router's queue holds its requests.
 fn is_full(rule: GateRule, snapshot: &Snapshot, local: LocalState<'_>) -> bool {
     match rule {
-        // Engines that only compute prompts are a stage of their own. The fuller stage decides.
+        // Prefill and decode engines are two stages. The pool is full if one stage is full.
         GateRule::Paced(_) => {
             let is_full = |decodes| {
                 scheduler::saturation(snapshot, local, |endpoint| endpoint.decodes() == decodes)
@@ -107,8 +107,8 @@ fn is_full(rule: GateRule, snapshot: &Snapshot, local: LocalState<'_>) -> bool {
             };
             is_full(true) || is_full(false)
         }
-        // If there are prefill engines, only their router queues requests: the router of the other
-        // engines counts no tokens to prefill.
+        // If the pool has prefill engines, only their router queues requests. The router of the
+        // decode engines never does, because it counts no tokens to prefill.
         GateRule::PrefillTokens(most) => {
             let has_roles = has_roles(snapshot);
             let prefills = |endpoint: &&Endpoint| {
@@ -121,7 +121,7 @@ fn is_full(rule: GateRule, snapshot: &Snapshot, local: LocalState<'_>) -> bool {
     }
 }
 
-/// Copies the snapshot, because each pool owns its own.
+/// Copies the snapshot, because each proxy's pool takes ownership of a snapshot.
 fn copy(snapshot: &Snapshot) -> Option<Snapshot> {
     snapshot
         .with_metrics(snapshot.version(), snapshot.metrics().to_vec())
@@ -157,7 +157,7 @@ impl<'w> ProxyRequest<'_, 'w> {
 // === impl PolicyRouter ===
 
 impl PolicyRouter {
-    /// Creates proxy `number` of `proxies`. With `shares`, the proxy publishes its picks.
+    /// Creates proxy `number` of `proxies`. If `shares` is set, the proxy publishes its picks.
     pub(crate) fn new(
         seed: u64,
         number: usize,
@@ -188,18 +188,18 @@ impl PolicyRouter {
         }
     }
 
-    /// Takes over a pool update.
+    /// Applies a pool update.
     pub(crate) fn install(&mut self, snapshot: &Snapshot) {
-        /// The hashes of simulated prompts have no key.
+        /// The key for the hashes of prompts: none, because simulated prompts need no secret.
         const HASH_SECRET: u128 = 0;
-        // Metrics are never stale, because their age is part of the comparison.
+        // Metrics of each age are used, because the age is part of the comparison.
         if let Some(snapshot) = copy(snapshot) {
             self.pool.install(snapshot, HASH_SECRET, u32::MAX);
             self.pool.recount_load_reports(&self.peers);
         }
     }
 
-    /// Takes over newer metrics and a newer step model.
+    /// Applies newer metrics and a newer step model.
     pub(crate) fn refresh(&mut self, snapshot: &Snapshot, now: f64) {
         if let Some(snapshot) = copy(snapshot) {
             self.pool.refresh(snapshot, virtual_time(now));
@@ -210,12 +210,12 @@ impl PolicyRouter {
         self.pool.in_flight().load(endpoint)
     }
 
-    /// The load at the endpoint of the requests that this proxy has sent.
+    /// Returns the load at the endpoint from requests that this proxy has sent.
     pub(crate) fn own_load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.pool.in_flight().own(endpoint)
     }
 
-    /// Picks by the policy and records the pick; `None` if the request is held.
+    /// Picks by the policy and records the pick. Returns `None` if the proxy holds the request.
     ///
     /// # Errors
     /// Fails when the policy picks no endpoint.
@@ -291,7 +291,7 @@ impl PolicyRouter {
         self.simulated(picked).map(Some)
     }
 
-    /// Returns the next held request that may have room now.
+    /// Returns the next held request that may have room now, or `None`.
     pub(crate) fn next_queued(&mut self, now: f64) -> Option<u32> {
         if let Some(gate) = &mut self.gate {
             let snapshot = self.pool.snapshot()?;
@@ -305,14 +305,14 @@ impl PolicyRouter {
             .map(|(request, _)| *request)
     }
 
-    /// Records that the time returned by [`Self::begins_to_tick`] has passed.
+    /// Records that the time that [`Self::begins_to_tick`] returned has passed.
     pub(crate) fn tick(&mut self) {
         self.gate.iter_mut().for_each(RequestGate::tick);
         self.ticks = false;
         self.pool.queues_mut().look_at_order();
     }
 
-    /// Returns the time in ms until [`Self::tick`] is due; `None` if the caller knows it already.
+    /// Returns the ms until a new call of [`Self::tick`], or `None` if no new call is necessary.
     pub(crate) fn begins_to_tick(&mut self) -> Option<f64> {
         if self.gate.as_mut().is_some_and(RequestGate::begins_to_tick) {
             return Some(1.0);
@@ -322,7 +322,7 @@ impl PolicyRouter {
         begins.then_some(HOLDING_TICK_MS)
     }
 
-    /// Picks for a held request; `None` if it stays held.
+    /// Picks for a held request. Returns `None` if the proxy still holds the request.
     ///
     /// # Errors
     /// Fails when the pool ends the wait of the request.
@@ -381,13 +381,13 @@ impl PolicyRouter {
         })
     }
 
-    /// Records that the engine that computed the prompt does not decode.
+    /// Records that the prefill is done, by an engine that does not decode the request.
     pub(crate) fn prefill_done(&mut self, hold: &mut LedgerHold) {
         self.pool.finish_earlier_stages(hold);
         self.gate.iter_mut().for_each(RequestGate::room_changed);
     }
 
-    /// Records the first token of an answer to `prompt` tokens with these hashes.
+    /// Records the first token of the reply to a prompt of `prompt` tokens with these hashes.
     pub(crate) fn first_token(
         &mut self,
         hold: &mut LedgerHold,
@@ -401,12 +401,12 @@ impl PolicyRouter {
         self.gate.iter_mut().for_each(RequestGate::room_changed);
     }
 
-    /// Records that the output grew by this many tokens.
+    /// Records that the reply has grown by this many tokens.
     pub(crate) fn output(&mut self, hold: &mut LedgerHold, tokens: u32, now: f64) {
         self.pool.record_output(hold, tokens, virtual_time(now));
     }
 
-    /// Ends the request, of whose prompt the engine had `cached` tokens cached.
+    /// Ends a request. The engine had cached `cached` tokens of the request's prompt.
     pub(crate) fn done(&mut self, hold: LedgerHold, job: &EngineJob<'_>, cached: u32, now: f64) {
         let usage = TokenUsage {
             prompt_tokens: Some(job.prompt),
@@ -429,8 +429,8 @@ impl PolicyRouter {
         self.pool.release(hold, virtual_time(now));
     }
 
-    /// Returns the update for the other proxies: this proxy's load, and its picks since the last
-    /// call.
+    /// Returns the update for the other proxies: this proxy's load, its picks since the last call,
+    /// and its held requests.
     pub(crate) fn publish(&mut self, now: f64) -> ProxyUpdate {
         let head = LoadReportHead {
             vm: self.vm,
@@ -446,7 +446,7 @@ impl PolicyRouter {
         }
     }
 
-    /// Takes over what proxy `from` published.
+    /// Applies an update that proxy `from` has published.
     pub(crate) fn receive(&mut self, from: usize, update: &ProxyUpdate, now: f64) {
         let Some(peer) = self.peers.get_mut(from) else {
             return;
@@ -468,7 +468,7 @@ impl PolicyRouter {
         }
     }
 
-    /// Takes over which requests proxy `from` holds. Simulated proxies are never idle.
+    /// Applies the counts of requests that proxy `from` holds. No simulated proxy is idle.
     fn receive_queued(&mut self, from: usize, update: &ProxyUpdate, now: f64) {
         if let Some(held) = self.peers_held.get_mut(from) {
             held.clone_from(&update.held);
@@ -488,8 +488,8 @@ impl PolicyRouter {
         self.estimate_peer_picks(now);
     }
 
-    /// If there are other proxies, adds an estimate of the picks that they make before their
-    /// reports arrive.
+    /// Adds an estimate of the picks that the other proxies made, but whose reports have not
+    /// arrived yet.
     fn estimate_peer_picks(&mut self, now: f64) {
         if self.delay_us > 0 {
             let others = u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX);

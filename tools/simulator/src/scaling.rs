@@ -1,5 +1,5 @@
-//! The campaign `scaling`. It compares SLO attainment and GPU-hours by scaling signal, with
-//! replicas that take 30 s to 5 min to start.
+//! The campaign `scaling`. The campaign compares the SLO attainment and the GPU-hours of scaling
+//! signals, with replicas that take 30 s to 5 min to start.
 
 mod limits;
 mod rules;
@@ -14,7 +14,7 @@ use self::rules::{ScalingRule, ScalingRun};
 use self::traffic::TrafficShape;
 use crate::parallel::parallel;
 
-/// What to run.
+/// Selects the signals, traffic shapes, start-up delays and seeds to simulate.
 #[derive(clap::Args)]
 pub(crate) struct ScalingCampaign {
     /// Run only these signals.
@@ -31,7 +31,7 @@ pub(crate) struct ScalingCampaign {
     seeds: Vec<u64>,
 }
 
-/// Returns the chosen values; all if none is chosen.
+/// Returns the chosen values, or all values if none is chosen.
 fn chosen<T: ValueEnum>(values: &[T]) -> &[T] {
     if values.is_empty() {
         T::value_variants()
@@ -49,7 +49,7 @@ fn name<T: ValueEnum>(value: &T) -> String {
 // === impl ScalingCampaign ===
 
 impl ScalingCampaign {
-    /// Runs every combination, and prints a line for each.
+    /// Runs every combination, and prints a line of figures for each.
     ///
     /// # Errors
     /// Fails when a run fails.
@@ -116,7 +116,7 @@ mod tests {
         assert!(once.attainment > 0.5 && once.gpu_hours > 2.0, "{once:?}");
     }
 
-    /// A short check, in place of the whole campaign, that a change has not broken the signal.
+    /// Checks quickly, without the whole campaign, that a change has not made the signal worse.
     #[test]
     fn ours_serves_more_in_time_for_less_than_llm_d_at_a_step() {
         let play = |rule, value, window_s| {

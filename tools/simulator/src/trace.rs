@@ -9,18 +9,19 @@ use flate2::read::MultiGzDecoder;
 /// One line of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TraceRequest {
-    /// Time since the trace began, ms.
+    /// The time since the trace began, in ms.
     pub(crate) at: f64,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
-    /// One id for each 512 tokens of the prompt; empty if the prompt shares nothing with others.
+    /// One id for each 512 tokens of the prompt. The list is empty if the prompt shares nothing
+    /// with others.
     pub(crate) ids: Vec<u64>,
 }
 
 /// The number of tokens that one id of a trace represents.
 pub(crate) const ID_TOKENS: usize = 512;
 
-/// Reads the prompt and output tokens of Azure's conversations of 2023. The columns are
+/// Reads the requests of Azure's trace of conversations of 2023. The columns of the file are
 /// `TIMESTAMP,ContextTokens,GeneratedTokens`.
 pub(crate) fn azure_conversations() -> Result<Vec<TraceRequest>, String> {
     const FILE: &str = "data/azure2023_conv.csv.gz";

@@ -1,4 +1,4 @@
-//! Workloads: the requests of a run.
+//! Workloads: the requests of a run, with their times and contents.
 
 use scheduler::Rng;
 use scheduler::prefix::{BLOCK_BYTES_MIN, BLOCKS_MAX, SectionSums, block_hashes};
@@ -15,38 +15,40 @@ pub(crate) struct Workload {
     requests: Vec<WorkloadRequest>,
     blocks: Vec<u64>,
     hashes: Vec<u64>,
-    /// The class of each request; empty if there is only the default.
+    /// The class of each request, or an empty list if all requests have the default class.
     classes: Vec<RequestClass>,
     /// The highest priority of a request.
     pub(crate) highest_priority: i32,
-    /// Whether there are sessions whose clients wait for replies.
+    /// Whether the clients of sessions wait for a reply before they send the next request.
     pub(crate) is_closed: bool,
-    /// Whether each request of a session may arrive at another proxy.
+    /// Whether each request of a session is sent to a random proxy.
     pub(crate) roams: bool,
 }
 
-/// The data of a request for flow control: its priority and its fairness id.
+/// The data of a request for flow control: its priority, its flow, and how well its tokens are
+/// known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct RequestClass {
     pub(crate) name: &'static str,
     pub(crate) priority: i32,
     pub(crate) flow: &'static str,
-    /// The spread of the log-normal estimate of the prompt tokens; 0 if the tokens are known.
+    /// The spread of the log-normal estimate of the prompt's tokens, or 0 if the tokens are known.
     pub(crate) prompt_error: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkloadRequest {
-    /// The time of arrival, ms. It has no meaning if `pause_ms` is set.
+    /// The time of arrival, in ms. This time has no meaning if `pause_ms` is set.
     pub(crate) at: f64,
-    /// The pause from the end of the session's previous request until this request is sent, ms.
-    /// `None` if the request is sent at `at`, independently of others.
+    /// The pause from the end of the session's previous request until this request is sent, in ms.
+    /// `None` if the request is sent at the time `at`, independently of other requests.
     pub(crate) pause_ms: Option<f64>,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
-    /// The first request of its session.
+    /// The number of the session, which is the index of its first request.
     pub(crate) session: u32,
-    /// The index of the request's first block, and the number of its blocks.
+    /// The index of the request's first block in the workload's blocks, and the number of its
+    /// blocks.
     blocks: (usize, usize),
     hashes: (usize, usize),
 }
@@ -57,8 +59,8 @@ pub(crate) struct Sampler(Rng);
 // === impl RequestClass ===
 
 impl RequestClass {
-    /// Estimates the tokens of a request's prompt. The estimate is right on average, and the same
-    /// at each call.
+    /// Returns an estimate of the tokens of a request's prompt. The estimate is right on average,
+    /// and the same at each call for the same request.
     pub(crate) fn estimate(&self, request: u32, prompt: u32) -> u32 {
         if self.prompt_error <= 0.0 {
             return prompt;
@@ -79,7 +81,7 @@ impl Sampler {
         Self(Rng::seeded(mix(seed, 77)))
     }
 
-    /// Draws a uniform number in 0..1.
+    /// Draws a number from the uniform distribution between 0 and 1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -88,17 +90,18 @@ impl Sampler {
         self.0.below(count)
     }
 
-    /// Draws from the exponential distribution with mean 1.
+    /// Draws a number from the exponential distribution with mean 1.
     pub(crate) fn exponential(&mut self) -> f64 {
         -(1.0 - self.unit()).ln()
     }
 
-    /// Draws from the standard normal distribution (Box and Muller).
+    /// Draws a number from the standard normal distribution (Box and Muller).
     pub(crate) fn normal(&mut self) -> f64 {
         (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// Draws a whole number, log-normal with this mean and spread, within the bounds.
+    /// Draws a number from the log-normal distribution with this mean and spread, within the
+    /// bounds. Returns its whole part.
     pub(crate) fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
         (mean * (spread * self.normal() - spread * spread / 2.0).exp()).clamp(bounds.0, bounds.1)
             as u32
@@ -149,7 +152,8 @@ impl Workload {
         }
     }
 
-    /// Makes a workload of several classes. The requests of each class are in order of arrival.
+    /// Returns a workload of several classes. The requests of each class must be in order of
+    /// arrival.
     pub(crate) fn of_classes(classes: Vec<(RequestClass, Vec<TraceRequest>)>) -> Self {
         let lines = classes
             .into_iter()
@@ -201,8 +205,8 @@ impl Workload {
     }
 }
 
-/// Appends the hashes that a proxy computes for a prompt whose blocks have this content. Blocks
-/// have the smallest allowed size.
+/// Appends the hashes that a proxy computes for a prompt. `content` gives the content of each
+/// block. Blocks have the smallest allowed size.
 fn hash(prompt: usize, content: impl Fn(usize) -> u64, hashes: &mut Vec<u64>) {
     let mut turns = SectionSums::new(0, BLOCK_BYTES_MIN, BLOCKS_MAX);
     for block in 0..prompt.div_ceil(BLOCK_TOKENS) {
@@ -217,7 +221,7 @@ fn hash(prompt: usize, content: impl Fn(usize) -> u64, hashes: &mut Vec<u64>) {
     hashes.extend(block_hashes(0, b"", b"", &[turns]));
 }
 
-/// Returns a hash of two numbers, never 0.
+/// Returns a hash of two numbers. The hash is never 0.
 pub(crate) fn mix(a: u64, b: u64) -> u64 {
     let mut rng = Rng::seeded(a.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ b);
     rng.next_u64() | 1

@@ -1,5 +1,5 @@
-//! One run in virtual time: proxies, engines, and the daemon, which gives the proxies metrics and
-//! the learned step model.
+//! One run in virtual time, with proxies, engines and the daemon. The daemon gives the proxies
+//! metrics and the step model that it has learned.
 //!
 //! ```text
 //!  arrival ─► a proxy picks ─(api)─► engine steps ─► first token, end ─► that proxy's ledger
@@ -34,7 +34,7 @@ use crate::policy::RoutingPolicy;
 use crate::router::{PolicyRouter, ProxyRequest, ProxyUpdate, SimulatedPick};
 use crate::workload::{Sampler, Workload};
 
-/// The outcome of a request. Times are in ms, lengths in tokens.
+/// The outcome of a request. Times are in ms, and lengths are in tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestOutcome {
     pub(crate) at: f64,
@@ -43,16 +43,16 @@ pub(crate) struct RequestOutcome {
     pub(crate) e2e: f64,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
-    /// Tokens of the prompt that the engine had cached.
+    /// The number of tokens of the prompt that the engine had cached.
     pub(crate) cached: u32,
-    /// The time when the request was sent to an engine, and that engine.
+    /// The time when the proxy sent the request to an engine. The field `engine` names this engine.
     pub(crate) sent: f64,
     pub(crate) engine: usize,
     pub(crate) proxy: usize,
-    /// Whether the engine had no room for the request, given all requests that the proxies had sent
-    /// to the engine: see [`Simulation::has_room`].
+    /// Whether the engine had no room for the request, given all requests that all proxies had sent
+    /// to the engine. See [`Simulation::has_room`].
     pub(crate) is_beyond: bool,
-    /// Whether the request failed, because its engine died or its client gave up. The times of a
+    /// Whether the request failed because its engine died or its client aborted it. The times of a
     /// failed request are [`FAILED_MS`].
     pub(crate) has_failed: bool,
 }
@@ -63,7 +63,7 @@ enum WorldEvent {
         request: u32,
         engine: usize,
     },
-    /// The client of a closed session sends this request.
+    /// The client of a closed session sends this request to a proxy.
     Sends {
         request: u32,
     },
@@ -81,12 +81,12 @@ enum WorldEvent {
     TimesOut {
         request: u32,
     },
-    /// A request is sent once more, by the same proxy, after its engine has died.
+    /// The proxy sends a request again, after the request's engine has died.
     SendsAgain {
         request: u32,
         proxy: usize,
     },
-    /// See [`PolicyRouter::tick`].
+    /// The proxy's next [`PolicyRouter::tick`] is due.
     Tick {
         proxy: usize,
     },
@@ -94,7 +94,7 @@ enum WorldEvent {
 
 /// A request in flight.
 struct SimulatedRequest {
-    /// The request's entries in its proxy's in-flight ledger.
+    /// The request's entries in the in-flight ledger of its proxy.
     hold: LedgerHold,
     proxy: usize,
     at: usize,
@@ -103,13 +103,13 @@ struct SimulatedRequest {
     prompt: PrefillLocation,
 }
 
-/// Where a prompt is computed.
+/// The engine that computes a prompt.
 enum PrefillLocation {
-    /// At the engine that decodes.
+    /// The engine that decodes also computes the prompt.
     Decoder,
-    /// At this other engine.
+    /// Another engine, at this position, computes the prompt.
     At(usize),
-    /// Another engine computed the prompt, and the KV was transferred.
+    /// Another engine, at this position, has computed the prompt and transferred the KV.
     Transferred(usize),
 }
 
@@ -128,15 +128,16 @@ struct Simulation<'w> {
     events: EventQueue<WorldEvent>,
 }
 
-/// How long clients of closed sessions wait for a reply, ms. A failed request counts as this long.
+/// The time for which clients of closed sessions wait for a reply, in ms. All times of a failed
+/// request have this value.
 pub(crate) const FAILED_MS: f64 = 60_000.0;
 
 /// Runs a workload to its end. Returns the outcome of each request, in
 /// the order of the workload.
 ///
 /// # Errors
-/// Fails when the pipeline is invalid, the policy picks no endpoint, or an engine cannot do what
-/// the setting requires.
+/// Fails when the pipeline is invalid, when the policy picks no endpoint, or when the pool lacks an
+/// engine that the setting needs.
 pub(crate) fn run(
     workload: &Workload,
     policy: &RoutingPolicy,
@@ -190,7 +191,7 @@ impl<'w> Simulation<'w> {
             events: EventQueue::default(),
         };
         world.install();
-        // The first request may arrive before the first scrape.
+        // The proxies need metrics, because the first request may arrive before the first scrape.
         world.scrape(0.0);
         world.states = idle_states(count, setting.idle_scrape_ms, seed);
         Ok(world)
@@ -232,7 +233,7 @@ impl<'w> Simulation<'w> {
         Ok(())
     }
 
-    /// Returns how many requests ended with the event.
+    /// Handles an event. Returns how many requests ended with the event.
     fn handle(&mut self, event: WorldEvent, now: f64) -> Result<usize, String> {
         match event {
             WorldEvent::Arrives { request, engine } => {
@@ -271,8 +272,8 @@ impl<'w> Simulation<'w> {
         Ok(0)
     }
 
-    /// Returns the part of the request that this engine computes: only the prompt if another engine
-    /// decodes.
+    /// Returns the part of the request that this engine computes, which is only the prompt if
+    /// another engine decodes.
     fn job_at(&self, request: u32, engine: usize) -> Option<EngineJob<'w>> {
         let job = self.workload.job(request)?;
         let flight = self.in_flight.get(request as usize)?.as_ref()?;
@@ -304,7 +305,7 @@ impl<'w> Simulation<'w> {
             now,
         )?;
         if let Some(record) = self.records.get_mut(request as usize) {
-            // A request that is sent again keeps the time when it was first sent.
+            // A request that is sent again keeps the time of its first arrival at a proxy.
             let is_first = record.sent <= 0.0;
             let at = if is_first { now } else { record.at };
             if is_first && self.workload.is_closed {
@@ -328,7 +329,7 @@ impl<'w> Simulation<'w> {
         }
     }
 
-    /// Sends a request to the engine that was picked.
+    /// Sends a request to the engine that the proxy picked.
     fn dispatch(
         &mut self,
         job: EngineJob<'w>,

@@ -1,5 +1,5 @@
-//! Pools with one broken engine of four. The broken engine answers at once and its metrics look
-//! healthy, but its answers are errors, or have no output.
+//! Pools with one broken engine of four. The broken engine answers immediately and has the metrics
+//! of a healthy engine, but its answers are errors, or have no output.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::plain_pools::{PlainPool, PlainPools};
 use crate::stack::StackBuilder;
 use crate::{Result, wait_for};
 
-/// Clients of each pool.
+/// The number of clients of each pool.
 const CLIENTS: usize = 32;
 
 /// The time that a working engine takes for a reply.
@@ -25,24 +25,26 @@ const REPLY: Duration = Duration::from_millis(500);
 const SETTLING: Duration = Duration::from_secs(2);
 
 /// The time during which requests are counted. It exceeds the 10 s for which a proxy remembers
-/// failures. All clients begin at once, so failures that did not eject the broken engine are
-/// forgotten at once too. Then a few requests go there again.
+/// failures. All clients begin at the same time, so the proxy also forgets all failures that did
+/// not eject the broken engine at about the same time. Then the broken engine gets a few requests
+/// again.
 const MEASURED: Duration = Duration::from_secs(12);
 
 /// Time limit for the first replies of working engines.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The number of requests after which a repaired engine serves again. Without normal requests the
-/// engine would get only one probe every five seconds.
+/// The number of requests that a repaired engine must get to count as serving again. An engine that
+/// is still ejected gets only one probe every five seconds.
 const SERVED: u64 = 10;
 
-/// The maximum number of requests of one client, in case the caller forgets to stop it.
+/// The maximum number of requests of one client, in case the caller forgets to stop the client.
 const REQUESTS_MAX: u64 = 20_000;
 
-/// The pool whose clients use SGLang's `/generate`.
+/// The name of the pool whose clients use SGLang's `/generate`.
 const NO_WORK_GENERATE: &str = "no-work-in-200-of-generate";
 
-/// The pool whose clients alternate between chats and completions, streamed and not streamed.
+/// The name of the pool whose clients alternate between chats and completions, streamed and not
+/// streamed.
 const NO_WORK: &str = "no-work-in-200";
 
 /// One pool for each fault, with clients. The first engine of each pool is broken.
@@ -148,8 +150,8 @@ impl BrokenPools {
                 ));
             }
         }
-        // On a busy machine the first replies take a while, and until then the broken engine is not
-        // known to be worse than the others.
+        // Waits for the first replies, which take a while on a busy machine. Before the first
+        // replies, no proxy knows that the broken engine is worse than the others.
         let serve = || async {
             self.world
                 .pools
@@ -157,7 +159,7 @@ impl BrokenPools {
                 .all(|pool| pool.requests().iter().skip(1).all(|sent| *sent >= SERVED))
                 .then_some(())
         };
-        let _ = wait_for(LIMIT, "every working engine to serve", serve).await; // an engine that did not serve shows in the counts
+        let _ = wait_for(LIMIT, "every working engine to serve", serve).await; // if this fails, the counts show which engine did not serve
         sleep(SETTLING).await;
         let before: Vec<Vec<u64>> = self
             .world
@@ -178,7 +180,7 @@ impl BrokenPools {
         self.world.pools.iter().zip(&before).map(sent).collect()
     }
 
-    /// Repairs every broken engine. Returns the time until each of them served requests again.
+    /// Repairs every broken engine. Returns the time until each engine served requests again.
     ///
     /// # Errors
     /// Fails if an engine does not serve within `limit`.

@@ -41,7 +41,8 @@ impl Authority {
     pub fn certify(&self, name: &str, who: &str, folder: &Path) -> Result<()> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(vec![name.to_owned()])?;
-        // A certificate with the same subject as its issuer would be treated as self-signed.
+        // Sets a subject that differs from the issuer's, because a certificate with the same
+        // subject as its issuer would be treated as self-signed.
         params.distinguished_name.push(DnType::CommonName, name);
         std::fs::write(
             folder.join(who).with_extension("pem"),
@@ -53,8 +54,8 @@ impl Authority {
         )?)
     }
 
-    /// Creates a folder with `ca.pem`, a certificate for a daemon with this DNS name, and one for a
-    /// proxy.
+    /// Creates a folder with `ca.pem`, a certificate for a daemon with this DNS name, and a
+    /// certificate for a proxy.
     ///
     /// # Errors
     /// Fails if a file cannot be written.
@@ -67,8 +68,8 @@ impl Authority {
     }
 }
 
-/// Arguments of a daemon that requires certificates from proxies. The certificate files are in
-/// `certificates`.
+/// Returns the arguments of a daemon that requires certificates from proxies. The certificate files
+/// are in `certificates`.
 pub fn daemon_arguments(certificates: &Path) -> Vec<String> {
     let flags = [
         ("--state-tls-cert", "daemon.pem"),

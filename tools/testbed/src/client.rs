@@ -1,6 +1,6 @@
 //! HTTP clients: a regular client for HTTP/1 and HTTP/2, and a raw client that writes any bytes.
 //!
-//! Each call of [`send`] opens its own connection, so that requests do not affect each other. Every
+//! Each call of [`send`] opens a new connection, so that requests do not affect each other. Every
 //! call has a deadline, because a test that fails says more than a test that hangs.
 
 use std::convert::Infallible;
@@ -32,11 +32,11 @@ pub struct ClientReply {
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Bytes,
-    /// Trailers, if there were any.
+    /// The trailers of the reply; `None` if the server sent no trailers.
     pub trailers: Option<HeaderMap>,
 }
 
-/// An HTTP/2 connection (prior knowledge) that can carry several requests at once.
+/// An HTTP/2 connection (prior knowledge) that can carry several requests at the same time.
 #[derive(Clone, Debug)]
 pub struct Http2Client(conn::http2::SendRequest<Body>);
 
@@ -48,7 +48,7 @@ pub struct RawConnection {
     buffer: Vec<u8>,
 }
 
-/// The server-sent events of a reply, as they arrive.
+/// A reader that returns each server-sent event of a reply when the event arrives.
 #[derive(Debug)]
 pub struct EventStream {
     body: Incoming,
@@ -58,7 +58,7 @@ pub struct EventStream {
 /// One server-sent event.
 #[derive(Clone, Debug)]
 pub struct ServerEvent {
-    /// The time when its last byte arrived.
+    /// The time when [`EventStream::next`] returned the event.
     pub at: Instant,
     /// The `event:` field; empty if the event has none.
     pub name: String,
@@ -77,8 +77,8 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).boxed()
 }
 
-/// Returns a body of unknown length. Its pieces are chunks in HTTP/1, and DATA frames (also empty
-/// frames) and trailers in HTTP/2.
+/// Returns a body of unknown length. The pieces of the body are chunks in HTTP/1, and DATA frames
+/// (also empty frames) and trailers in HTTP/2.
 pub fn frames(frames: Vec<Frame<Bytes>>) -> Body {
     BodyExt::boxed(StreamBody::new(stream::iter(frames.into_iter().map(Ok))))
 }
@@ -107,7 +107,7 @@ pub async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Re
     .await
 }
 
-/// Sends a request over its own HTTP/1.1 connection and reads the complete reply.
+/// Sends a request over a new HTTP/1.1 connection and reads the complete reply.
 ///
 /// # Errors
 /// Fails if there is no complete reply within [`REPLY_LIMIT`].
@@ -118,18 +118,21 @@ pub async fn send(address: SocketAddr, request: Request<Body>) -> Result<ClientR
     .await?
 }
 
-/// Sends a request over its own HTTP/1.1 connection. Returns when the headers of the reply arrive.
+/// Sends a request over a new HTTP/1.1 connection. Returns when the headers of the reply arrive.
 ///
 /// # Errors
-/// Fails if the connection fails first, or after [`REPLY_LIMIT`].
+/// Fails if the connection fails before the headers arrive, or if they do not arrive within
+/// [`REPLY_LIMIT`].
 pub async fn start(address: SocketAddr, request: Request<Body>) -> Result<Response<Incoming>> {
     start_within(address, request, REPLY_LIMIT).await
 }
 
-/// Like [`start`], but with the limit `limit`, for requests that flow control may hold for long.
+/// Like [`start`], but with the time limit `limit`, for requests that flow control may hold longer
+/// than [`REPLY_LIMIT`].
 ///
 /// # Errors
-/// Fails if the connection fails first, or after `limit`.
+/// Fails if the connection fails before the headers arrive, or if they do not arrive within
+/// `limit`.
 pub async fn start_within(
     address: SocketAddr,
     mut request: Request<Body>,
@@ -186,15 +189,17 @@ impl Http2Client {
     /// Sends a request, whose URI may be only a path. Returns when the headers of the reply arrive.
     ///
     /// # Errors
-    /// Fails if the connection fails first, or after [`REPLY_LIMIT`].
+    /// Fails if the connection fails before the headers arrive, or if they do not arrive within
+    /// [`REPLY_LIMIT`].
     pub async fn start(&self, request: Request<Body>) -> Result<Response<Incoming>> {
         self.start_within(request, REPLY_LIMIT).await
     }
 
-    /// Like [`Self::start`], but with the limit `limit`.
+    /// Like [`Self::start`], but with the time limit `limit`.
     ///
     /// # Errors
-    /// Fails if the connection fails first, or after `limit`.
+    /// Fails if the connection fails before the headers arrive, or if they do not arrive within
+    /// `limit`.
     pub async fn start_within(
         &self,
         mut request: Request<Body>,
@@ -229,7 +234,7 @@ impl ClientReply {
         })
     }
 
-    /// Returns the first value of a header; empty if there is none.
+    /// Returns the first value of a header, or an empty text if the reply does not have the header.
     pub fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
@@ -244,7 +249,7 @@ impl ClientReply {
     /// Parses the body as JSON.
     ///
     /// # Errors
-    /// Fails if the body is not JSON. The error quotes it.
+    /// Fails if the body is not JSON. The error quotes the body.
     pub fn json(&self) -> Result<Value> {
         serde_json::from_slice(&self.body)
             .map_err(|error| format!("{error} in {} {:?}", self.status, self.text()).into())
@@ -267,7 +272,8 @@ impl RawConnection {
         })
     }
 
-    /// Opens a connection from another loopback address, as another client would.
+    /// Opens a connection from the loopback address `client`, so that the server sees another
+    /// client.
     ///
     /// # Errors
     /// Fails if no socket listens at `address`.
@@ -285,7 +291,7 @@ impl RawConnection {
     /// Writes exactly these bytes.
     ///
     /// # Errors
-    /// Fails if the peer closed the connection.
+    /// Fails if the server closed the connection.
     pub async fn write(&mut self, bytes: impl AsRef<[u8]>) -> Result<()> {
         Ok(self.stream.write_all(bytes.as_ref()).await?)
     }
@@ -298,19 +304,20 @@ impl RawConnection {
         Ok(self.stream.set_zero_linger()?)
     }
 
-    /// Reads until the peer closes the connection.
+    /// Reads until the server closes the connection.
     ///
     /// # Errors
-    /// Fails if the connection breaks, or after [`REPLY_LIMIT`].
+    /// Fails if the connection breaks, or if no bytes arrive for [`REPLY_LIMIT`].
     pub async fn read_to_end(&mut self) -> Result<Vec<u8>> {
         while self.fill().await? > 0 {}
         Ok(std::mem::take(&mut self.buffer))
     }
 
-    /// Reads up to `mark`, and includes it.
+    /// Reads up to the end of `mark`.
     ///
     /// # Errors
-    /// Fails if the connection ends before, or after [`REPLY_LIMIT`].
+    /// Fails if the connection ends before these bytes arrive, or if no bytes arrive for
+    /// [`REPLY_LIMIT`].
     pub async fn read_until(&mut self, mark: &[u8]) -> Result<Vec<u8>> {
         loop {
             if let Some(at) = find(&self.buffer, mark) {
@@ -323,7 +330,8 @@ impl RawConnection {
     /// Reads exactly this many bytes.
     ///
     /// # Errors
-    /// Fails if the connection ends before, or after [`REPLY_LIMIT`].
+    /// Fails if the connection ends before these bytes arrive, or if no bytes arrive for
+    /// [`REPLY_LIMIT`].
     pub async fn read_exactly(&mut self, bytes: usize) -> Result<Vec<u8>> {
         while self.buffer.len() < bytes {
             self.fill_some().await?;
@@ -334,7 +342,7 @@ impl RawConnection {
     /// Reads one HTTP/1 reply. `100 Continue` is a reply too, without a body.
     ///
     /// # Errors
-    /// Fails if the reply is malformed or breaks off, or after [`REPLY_LIMIT`].
+    /// Fails if the reply is malformed or breaks off, or if no bytes arrive for [`REPLY_LIMIT`].
     pub async fn read_reply(&mut self) -> Result<ClientReply> {
         let head = String::from_utf8(self.read_until(b"\r\n\r\n").await?)?;
         let mut lines = head.split("\r\n");
@@ -406,7 +414,7 @@ impl RawConnection {
 // === impl EventStream ===
 
 impl EventStream {
-    /// Reads the events of this reply.
+    /// Creates a reader of the events of this reply.
     pub fn new(response: Response<Incoming>) -> Self {
         Self {
             body: response.into_body(),
@@ -417,7 +425,7 @@ impl EventStream {
     /// Returns the next event, or `None` at the end of the reply.
     ///
     /// # Errors
-    /// Fails if the reply breaks off, or after [`REPLY_LIMIT`].
+    /// Fails if the reply breaks off, or if no bytes arrive for [`REPLY_LIMIT`].
     pub async fn next(&mut self) -> Result<Option<ServerEvent>> {
         loop {
             if let Some(at) = find(&self.buffer, b"\n\n") {
@@ -434,7 +442,7 @@ impl EventStream {
     /// Returns all remaining events.
     ///
     /// # Errors
-    /// Fails if the reply breaks off, or after [`REPLY_LIMIT`].
+    /// Fails if the reply breaks off, or if no bytes arrive for [`REPLY_LIMIT`].
     pub async fn rest(mut self) -> Result<Vec<ServerEvent>> {
         let mut events = Vec::new();
         while let Some(event) = self.next().await? {

@@ -27,14 +27,14 @@ pub struct CuttableLink {
     task: JoinHandle<()>,
 }
 
-/// Bytes that passed from this end to the other.
+/// The bytes that passed from this end to the other end.
 type SentBytes = Arc<Mutex<Vec<u8>>>;
 
 // === impl CuttableLink ===
 
 impl CuttableLink {
-    /// Creates a link whose other end is not connected: clients that connect wait. Must be called
-    /// in a tokio runtime.
+    /// Creates a link whose other end is not connected: clients that connect wait. The caller must
+    /// be in a tokio runtime.
     ///
     /// # Errors
     /// Fails if no port is free.
@@ -110,7 +110,7 @@ async fn accept(
             let Ok(far) = TcpStream::connect(other).await else {
                 return;
             };
-            let _ = (near.set_nodelay(true), far.set_nodelay(true)); // only latency is at stake
+            let _ = (near.set_nodelay(true), far.set_nodelay(true)); // an error costs only latency
             let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
             tokio::join!(
                 carry(near_in, far_out, receivers.0, Some(said)),
@@ -120,7 +120,7 @@ async fn accept(
     }
 }
 
-/// Copies bytes in one direction until the sender closes it.
+/// Copies bytes in one direction until the sender closes the connection.
 async fn carry(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,

@@ -14,7 +14,7 @@ use crate::{Result, client, root};
 /// tests.
 const BINARY: &str = "SWITCHPOINT_DAEMON";
 
-/// A running daemon. It keeps its settings, so that it can be started again.
+/// A running daemon, with its settings, so that a test can start the daemon again.
 #[derive(Debug)]
 pub struct DaemonProcess {
     process: ChildProcess,
@@ -32,7 +32,7 @@ pub struct DaemonSettings {
     /// The folder of the daemon's files: `endpoints.yaml`, `snapshot`, logs.
     pub folder: PathBuf,
     pub arguments: Vec<String>,
-    /// Worker threads; by default the number of cores.
+    /// The number of worker threads of the daemon; by default the number of cores.
     pub threads: Option<u32>,
     pub environment: Vec<(String, String)>,
 }
@@ -70,7 +70,7 @@ impl DaemonSettings {
     /// Fails if the folder cannot be written.
     pub fn write_endpoints(&self, endpoints: &[(String, SocketAddr)]) -> Result<()> {
         let entry = |(name, address): &(String, SocketAddr)| json!({"name": name, "address": address.ip().to_string(), "port": address.port().to_string()});
-        let file = json!({"endpoints": endpoints.iter().map(entry).collect::<Vec<_>>()}); // JSON is YAML
+        let file = json!({"endpoints": endpoints.iter().map(entry).collect::<Vec<_>>()}); // a YAML reader accepts JSON
         self.write_endpoints_file(&file.to_string())
     }
 
@@ -87,7 +87,8 @@ impl DaemonSettings {
     fn command(&self) -> Result<Command> {
         let mut command = Command::new(binary()?);
         command.arg("serve").arg("--local-endpoints");
-        // A pools file names the endpoints file of each pool.
+        // Names the endpoints file only without a pools file, because a pools file names the
+        // endpoints file of each pool.
         if !self.arguments.iter().any(|argument| argument == "--pools") {
             command
                 .arg("--endpoints-file")

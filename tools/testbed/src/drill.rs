@@ -16,8 +16,8 @@ pub const STALL: &str = "x-drill-stall";
 /// message; see `filter/src/drill.rs`.
 pub const TRAP: &str = "x-drill-trap";
 
-/// The request header that requests the cost of sharing per pick. Its value has the numbers of
-/// peers and endpoints: `peers/endpoints`.
+/// The request header by which a client asks the drill module for the cost of sharing per pick. The
+/// value has the numbers of peers and endpoints: `peers/endpoints`.
 pub const COST: &str = "x-drill-cost";
 
 /// A counter of the drill module: the time spent in all VMs, in ns (see
@@ -41,8 +41,8 @@ pub fn is_lost_to_a_trap(line: &Value) -> bool {
     line["details"] == "wasm_fail_stream"
 }
 
-/// Builds the module like the shipped one, into a separate target folder, so that no shipped file
-/// contains it. A second build is quick.
+/// Builds the drill module like the shipped module, but into a separate target folder, so that no
+/// shipped file contains the drill code. A second build is quick.
 ///
 /// # Errors
 /// Fails if the module does not compile.
@@ -54,7 +54,8 @@ pub fn module() -> Result<PathBuf> {
         .map_err(Into::into)
 }
 
-/// Returns an edit of the shipped config that loads this module in place of the shipped one.
+/// Returns an edit of the shipped config that loads the drill module in place of the shipped
+/// module.
 ///
 /// # Errors
 /// Fails if the module does not compile.

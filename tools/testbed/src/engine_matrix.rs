@@ -1,5 +1,5 @@
-//! Measures whether the default configuration spreads load over engines unlike the simulated ones,
-//! and whether a conversation's turns return to the same server.
+//! Measures whether the default configuration spreads load over engines that differ from the
+//! simulated model server, and whether a conversation's turns return to the same server.
 //!
 //! Each engine has two pools behind one Envoy. A pool of 16 servers gets bursts. A pool of 8
 //! servers gets a steady load, then conversations, and finally a ninth server.
@@ -31,13 +31,14 @@ use crate::{Result, wait_for};
 const BURST: u64 = 64;
 const BURST_SERVERS: usize = 16;
 const BURST_TIME: Duration = Duration::from_millis(200);
-/// The number of bursts. In the first burst the engine is new to the daemon, in the second it is
-/// known.
+/// The number of bursts. Before the first burst the daemon knows nothing about the engine; before
+/// the second burst the daemon has learned from the first.
 const BURSTS: u64 = 2;
-/// Idle time before the next burst. By then the daemon has published what it learned.
+/// The idle time before the next burst. After this time, the daemon has published what the daemon
+/// learned from the previous burst.
 const BURST_PAUSE: Duration = Duration::from_millis(1_500);
 
-/// Servers in the pool for the other workloads.
+/// The number of servers in the pool for the steady load and the conversations.
 const SERVERS: usize = 8;
 
 /// The number of conversations, which run one after another.
@@ -47,19 +48,20 @@ const TURNS: u64 = 6;
 /// learn of a turn within milliseconds.
 const TURN_PAUSE: Duration = Duration::from_millis(20);
 
-/// Requests of the steady load. Their prompts differ.
+/// The number of requests of the steady load. All requests have different prompts.
 const REQUESTS: u64 = 1_000;
 const CONCURRENCY: u64 = 32;
 
-/// The prompt tokens in bursts and conversations; below, those of the steady load.
+/// The number of tokens of a prompt: in bursts and conversations, and (below) in the steady load.
 const LONG_TOKENS: usize = 1_500;
 const SHORT_TOKENS: usize = 300;
-/// Tokens that a turn adds.
+/// The number of tokens that a turn of a conversation adds to the prompt.
 const TURN_TOKENS: usize = 60;
-/// A new endpoint must be picked within a second. The test waits ten times as long.
+/// The time limit until a new endpoint is picked. The page of results demands a second, and the
+/// test waits ten times as long.
 const NEW_LIMIT: Duration = Duration::from_secs(10);
 
-/// The number of pools of slow engines that may be under load at the same time. Their servers only
+/// The number of pools of slow engines that may be under load at the same time. Slow engines only
 /// wait, so the machine is mostly idle. All other workloads run alone.
 const SHARES: u32 = 6;
 
@@ -68,9 +70,9 @@ const SHARES: u32 = 6;
 pub struct EngineMatrix {
     world: PlainPools,
     engines: Vec<MatrixEngine>,
-    /// [`SHARES`] permits. A workload that must run alone takes all of them.
+    /// A semaphore with [`SHARES`] permits. A workload that must run alone takes all permits.
     shares: Semaphore,
-    /// Makes the prompts of runs with different seeds differ.
+    /// The seed of the run. Runs with different seeds send different prompts.
     seed: u64,
 }
 
@@ -157,8 +159,8 @@ impl EngineMatrix {
 
 impl MatrixBench<'_> {
     async fn measure(&self) -> Result<MatrixResult> {
-        // The steady loads run first, those of slow engines at the same time. A burst between them
-        // would have to wait for all of them.
+        // The steady loads run first, and those of slow engines run at the same time. A burst
+        // between steady loads would have to wait until all steady loads end.
         let busiest_over_mean = self.load().await?;
         let conversations = async {
             // If prompts are not read, conversations cannot return to a server.
@@ -226,7 +228,7 @@ impl MatrixBench<'_> {
         ) + &"It goes on. ".repeat(tokens / 3)
     }
 
-    /// Returns the largest number of requests of a burst at one server.
+    /// Sends the bursts. Returns the largest number of requests that one server got in one burst.
     async fn worst_burst(&self) -> Result<u64> {
         let mut worst = 0;
         for round in 0..BURSTS {
@@ -257,8 +259,8 @@ impl MatrixBench<'_> {
         Ok(worst)
     }
 
-    /// Returns the number of requests of the steady load at the busiest server, divided by the
-    /// mean.
+    /// Sends the steady load. Returns the number of requests at the busiest server, divided by the
+    /// mean of all servers.
     async fn load(&self) -> Result<f64> {
         let _machine = self.enough().await?;
         let next = AtomicU64::new(0);
@@ -279,8 +281,8 @@ impl MatrixBench<'_> {
         )
     }
 
-    /// Returns the share of later turns that went to the server of the first turn, and the number
-    /// of servers that got a first turn.
+    /// Plays the conversations. Returns the share of later turns that went to the server of the
+    /// first turn, and the number of servers that got a first turn.
     async fn converse(&self) -> Result<(f64, usize)> {
         let mut homes = BTreeSet::new();
         let mut back = 0_u64;
@@ -304,7 +306,8 @@ impl MatrixBench<'_> {
         Ok((back as f64 / (PREFIXES * (TURNS - 1)) as f64, homes.len()))
     }
 
-    /// Adds a server to the pool under load. Returns the time until it is picked.
+    /// Adds a server to the pool under load. Returns the time until the new server is picked, or
+    /// `None` if it is not picked within [`NEW_LIMIT`].
     async fn grow(&self) -> Result<Option<Duration>> {
         let _machine = self.enough().await?;
         let over = AtomicBool::new(false);

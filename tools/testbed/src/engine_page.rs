@@ -36,7 +36,7 @@ may go to the broken engine.
 
 ";
 
-/// One row of the data. Columns that do not apply to it are null.
+/// One row of the data. Columns that do not apply to the row are null.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MatrixRow {
     engine: String,
@@ -50,7 +50,7 @@ pub struct MatrixRow {
     share_of_broken: Option<f64>,
 }
 
-/// The proxies and workers of a run, and the seed of its prompts.
+/// The numbers of proxies and workers of a run, and the seed of the run's prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MatrixShape {
     pub workers: u32,

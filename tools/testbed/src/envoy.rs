@@ -1,9 +1,9 @@
 //! Runs a real Envoy with a shipped config.
 //!
 //! The file in `envoy-config/` is parsed and edited: ports become leased ports, and a test may set
-//! keys of the picker's configuration or insert a filter before it. All other settings are as
-//! shipped. Envoy runs from the repository root, so the relative paths of the file work, as its
-//! header says.
+//! keys of the picker's configuration or insert a filter before the picker. All other settings are
+//! as shipped. Envoy runs from the repository root, so the relative paths in the file work, as the
+//! header of the file says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -21,8 +21,8 @@ use crate::shared_envoy::EnvoyShare;
 pub use crate::shared_envoy::EnvoySharing;
 use crate::{Result, client, root};
 
-/// The environment variable that names an Envoy binary, and its default, relative to the repository
-/// root. The long test suite sets the variable to run another version.
+/// The environment variable that names an Envoy binary, and the path of the default binary,
+/// relative to the repository root. The long test suite sets the variable to run another version.
 const BINARY: (&str, &str) = ("SWITCHPOINT_ENVOY", ".venv/bin/envoy");
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct EnvoyOptions {
     /// Whether hot restart is enabled. `arguments` must then have a base id that no other Envoy on
     /// this machine uses.
     pub hot_restart: bool,
-    /// How other stacks of the test program use the Envoy.
+    /// Whether and how the stacks of the test program share the Envoy.
     pub sharing: EnvoySharing,
 }
 
@@ -93,7 +93,7 @@ impl EnvoyProcess {
             None => {
                 let mut command = Command::new(Self::binary());
                 if !options.hot_restart {
-                    command.arg("--disable-hot-restart"); // several Envoys run at once, and none restarts another
+                    command.arg("--disable-hot-restart"); // several Envoys run at the same time, and none restarts another
                 }
                 command
             }
@@ -128,7 +128,7 @@ impl EnvoyProcess {
     ///
     /// # Errors
     /// Fails if `config` changes more than listeners and clusters, if `options` change more than
-    /// the number of workers, or if Envoy does not take the config.
+    /// the number of workers, or if Envoy does not accept the config.
     pub async fn share(
         mut share: EnvoyShare,
         config: &EnvoyConfig,
@@ -204,7 +204,7 @@ impl EnvoyProcess {
     /// Returns the body of a page of the admin port.
     ///
     /// # Errors
-    /// Fails if the status is not 200, or the Envoy is shared.
+    /// Fails if the status is not 200, or if other stacks may use the Envoy now.
     pub async fn admin_page(&self, path: &str) -> Result<String> {
         self.check_is_own()?;
         let reply = client::get(self.admin, path).await?;
@@ -235,8 +235,8 @@ impl EnvoyProcess {
             .collect())
     }
 
-    /// Fails if the Envoy is shared, because then other stacks could change what a test measures,
-    /// or the reverse.
+    /// Fails if other stacks may use the Envoy now, because their requests would change the
+    /// statistics.
     fn check_is_own(&self) -> Result<()> {
         match &self.run {
             EnvoyRun::Shared(share) if !share.has_turn() => {
@@ -247,7 +247,7 @@ impl EnvoyProcess {
     }
 
     /// Returns all counters and gauges whose names match `pattern`, a regular expression. An empty
-    /// `pattern` matches all.
+    /// `pattern` matches all names.
     ///
     /// # Errors
     /// Fails if the admin port does not answer.
@@ -272,8 +272,8 @@ impl EnvoyProcess {
             .collect())
     }
 
-    /// Returns one counter or gauge, or 0 if Envoy has none with that name, because most appear
-    /// only at their first use.
+    /// Returns the value of one counter or gauge. Returns 0 if Envoy has no statistic with this
+    /// name, because Envoy creates most statistics at their first use.
     ///
     /// # Errors
     /// Fails if the admin port does not answer.
@@ -293,7 +293,8 @@ impl EnvoyProcess {
     /// Waits until a statistic of the picker satisfies `wanted`.
     ///
     /// # Errors
-    /// Fails if the statistic does not satisfy it within `limit`. The error has the last value.
+    /// Fails if the statistic does not satisfy `wanted` within `limit`. The error has the last
+    /// value.
     pub async fn picker_stat_until(
         &self,
         name: &str,
@@ -331,7 +332,8 @@ impl EnvoyProcess {
             .collect()
     }
 
-    /// Returns the access log line of the request with this `x-request-id`, once it is written.
+    /// Returns the access log line of the request with this `x-request-id`, as soon as Envoy has
+    /// written the line.
     ///
     /// # Errors
     /// Fails if the line is not written within `limit`.

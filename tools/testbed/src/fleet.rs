@@ -1,10 +1,10 @@
 //! Measures whether several workers of several proxies in front of the same servers pick as well as
 //! one picker would.
 //!
-//! Two loads show this. In conversations, each turn repeats all earlier turns. A worker that does
-//! not know where other workers sent the earlier turns picks a server that has nothing cached. In a
-//! burst of long uncached prompts to idle servers, a worker that does not know other workers'
-//! requests sends too many to one server.
+//! Two kinds of load show the difference. In conversations, each turn repeats all earlier turns. A
+//! worker that does not know where other workers sent the earlier turns picks a server that has
+//! nothing cached. In a burst of long uncached prompts to idle servers, a worker that does not know
+//! other workers' requests sends too many to one server.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,19 +23,22 @@ use crate::stack::Stack;
 use crate::trace::Arrival;
 use crate::{Result, client, wait_for};
 
-/// Requests in a burst. Their prompts differ, and the servers are idle before.
+/// The number of requests in a burst. All requests have different prompts, and the servers are idle
+/// before the burst.
 pub const BURST: usize = 64;
 /// The time within which a burst arrives.
 pub const BURST_TIME: Duration = Duration::from_millis(200);
 pub const BURST_SERVERS: usize = 16;
-/// The maximum number of requests in a burst that one server may get. An even spread is 4.
+/// The maximum number of requests in a burst that one server may get. In an even spread, each
+/// server gets 4 requests.
 pub const BURST_MAX: usize = 5;
 
-/// Tokens of each reply in a burst. With so many, no reply ends before the last request arrives.
+/// The number of tokens of each reply in a burst: so many that no reply ends before the last
+/// request arrives.
 const BURST_TOKENS: u32 = 32;
 
 const MODEL: &str = "demo";
-/// Time between two samples of running requests.
+/// The time between two samples of the number of running requests.
 const LOOK: Duration = Duration::from_millis(50);
 /// Time limit for a burst to end.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -47,7 +50,7 @@ pub struct FleetShape {
     pub workers: u32,
 }
 
-/// Proxies of one daemon, and the model servers behind them.
+/// Proxies of one daemon, and the model servers behind the proxies.
 #[derive(Debug)]
 pub struct Fleet {
     /// The first proxy, the daemon and the servers.
@@ -59,7 +62,8 @@ pub struct Fleet {
 #[derive(Clone, Copy, Debug)]
 pub struct ConversationPlan {
     pub count: usize,
-    /// Turns per conversation. The first prompt has 1,536 tokens, and each further turn adds 512.
+    /// The number of turns per conversation. The first prompt has 1,536 tokens, and each further
+    /// turn adds 512.
     pub turns: usize,
     /// All conversations begin within this time. Each turn follows one to two seconds after the
     /// previous one.
@@ -72,10 +76,10 @@ pub struct FleetOutcome {
     pub requests: usize,
     /// The ratio of cached prompt tokens to all prompt tokens.
     pub hit_rate: f64,
-    /// The standard deviation of running requests over the servers, divided by their mean. It is
-    /// sampled every 50 ms, and samples are weighted by their mean.
+    /// The standard deviation of running requests over the servers, divided by their mean. The test
+    /// samples the ratio every 50 ms, and weights each sample by the mean.
     pub running_cv: f64,
-    /// Mean number of running requests per server.
+    /// The mean number of running requests per server.
     pub running: f64,
 }
 
@@ -92,12 +96,10 @@ impl FleetShape {
         proxies: 1,
         workers: 4,
     };
-    /// Two proxies with two workers each.
     pub const TWO_BY_TWO: Self = Self {
         proxies: 2,
         workers: 2,
     };
-    /// Two proxies with four workers each.
     pub const TWO_BY_FOUR: Self = Self {
         proxies: 2,
         workers: 4,
@@ -138,7 +140,7 @@ impl Fleet {
                 SecondEnvoy::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?,
             );
         }
-        // After these requests every worker counts as serving, and proxies know of each other.
+        // After these requests every worker counts as serving, and the proxies know each other.
         for address in fleet.addresses() {
             join_all((0..50 * shape.workers).map(|_| client::get(address, "/v1/models")))
                 .await

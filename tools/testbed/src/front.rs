@@ -1,5 +1,5 @@
-//! Runs what a user runs: the daemon and Envoy, on their documented ports. The daemon and the
-//! module are those built with the calling program, by the same profile.
+//! Runs what a user runs: the daemon and Envoy, on their documented ports. Uses the daemon and the
+//! module that cargo built with the calling program, by the same profile.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for each process to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// Lines of each log shown when a process fails.
+/// The number of lines of each log that are shown when a process fails.
 const LINES_SHOWN: usize = 30;
 
 #[derive(Debug)]
@@ -51,8 +51,8 @@ pub struct ExtraArgs<'a> {
 // === impl DaemonAndEnvoy ===
 
 impl DaemonAndEnvoy {
-    /// Starts both in front of `endpoints` (`host:port` each), with the shipped `standalone.yaml`
-    /// changed by `edit`.
+    /// Starts the daemon and Envoy in front of `endpoints` (`host:port` each), with the shipped
+    /// `standalone.yaml` changed by `edit`.
     ///
     /// # Errors
     /// Fails if a port is taken, a binary is missing, or the picker gets no state in time. The
@@ -130,7 +130,7 @@ impl DaemonAndEnvoy {
         &mut self.envoy
     }
 
-    /// Stops both, Envoy first, so that it never calls a daemon that has stopped.
+    /// Stops Envoy and then the daemon, so that Envoy never calls a daemon that has stopped.
     ///
     /// # Errors
     /// Fails if a process does not stop in time. The process is then killed.
@@ -157,7 +157,7 @@ impl DaemonAndEnvoy {
     }
 }
 
-/// An Envoy without the picker, for comparison: the shipped config, but Envoy itself spreads the
+/// An Envoy without the picker, for comparison. This Envoy has the shipped config, but spreads the
 /// requests over the servers by round robin.
 #[derive(Debug)]
 pub struct RoundRobinEnvoy {
@@ -172,7 +172,7 @@ impl RoundRobinEnvoy {
     /// Starts the Envoy on `port`, in front of `servers` (`ADDRESS:PORT` each).
     ///
     /// # Errors
-    /// Fails if the port is taken, Envoy is missing, or it does not serve in time.
+    /// Fails if the port is taken, Envoy is missing, or Envoy does not serve in time.
     pub async fn start(port: u16, servers: &[String]) -> Result<Self> {
         check_free(port)?;
         let folder = tempfile::Builder::new().prefix("switchpoint-").tempdir()?;
@@ -242,8 +242,8 @@ fn envoy_command() -> Command {
     command
 }
 
-/// Returns the path of the wasm module built with the calling program. For `target/demo/run`, this
-/// is `target/wasm32-wasip1/demo/switchpoint.wasm`.
+/// Returns the path of the wasm module built with the calling program. For `target/demo/run`, the
+/// path is `target/wasm32-wasip1/demo/switchpoint.wasm`.
 ///
 /// # Errors
 /// Fails if the module was not built.

@@ -40,9 +40,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Time between two checks of a condition.
 const POLL: Duration = Duration::from_millis(10);
 
-/// The root of the repository, to which the paths of shipped files are relative. The variable at
-/// run time has precedence over its value at compile time, because a copy of the repository that
-/// shares a target folder has its own files.
+/// The root of the repository, to which the paths of shipped files are relative. The value of
+/// `CARGO_MANIFEST_DIR` at run time has precedence over the value at compile time, because a copy
+/// of the repository that shares a target folder has its own files.
 pub fn root() -> PathBuf {
     let us = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

@@ -1,9 +1,10 @@
 //! A steady background load for drills, which counts failures and measures no latency.
 //!
-//! Each client has one request in flight. Each request has its own connection, so that every worker
-//! of Envoy gets requests. Each request also has its own prompt, so that no cached prefix attracts
-//! it to a server. Every second request has an SLO that every server meets: drills check at the end
-//! that the records of these SLOs are gone. A client pauses briefly after a failure.
+//! Each client has one request in flight. Each request uses a new connection, so that every worker
+//! of Envoy gets requests. Each request also has a different prompt, so that no cached prefix
+//! attracts the request to a server. Every second request has an SLO that every server meets:
+//! drills check at the end that the records of these SLOs are gone. A client pauses briefly after a
+//! failure.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,7 +21,7 @@ use crate::{Result, client, wait_for};
 /// The pause between two requests of a client, so that the load does not use the whole machine.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Pause of a client after a failure. A worker recovers sooner, so a client loses at most one
+/// The pause of a client after a failure. A worker recovers sooner, so a client loses at most one
 /// request in each short outage.
 const REST: Duration = Duration::from_secs(2);
 
@@ -35,7 +36,7 @@ pub struct LoadGenerator {
 
 #[derive(Clone, Debug, Default)]
 pub struct LoadOutcome {
-    /// Requests answered with 200, by server.
+    /// The number of requests that were answered with 200, by server.
     pub served: BTreeMap<String, usize>,
     /// The error texts of the other requests.
     pub failures: Vec<String>,
@@ -51,7 +52,7 @@ struct LoadState {
 // === impl LoadGenerator ===
 
 impl LoadGenerator {
-    /// Starts `clients` clients of the proxy at `address`. Must be called in a tokio runtime.
+    /// Starts `clients` clients of the proxy at `address`. The caller must be in a tokio runtime.
     pub fn start(address: SocketAddr, clients: usize) -> Self {
         Self::with_mode(address, clients, false)
     }
@@ -72,7 +73,8 @@ impl LoadGenerator {
     /// Waits until `count` more requests are served.
     ///
     /// # Errors
-    /// Fails if fewer are served within `limit`. The error has the failures since then.
+    /// Fails if fewer requests are served within `limit`. The error has the failures since the
+    /// call.
     pub async fn wait_for_more(&self, count: usize, limit: Duration) -> Result<()> {
         let before = self.shared.snapshot().total();
         let served = || async { (self.shared.snapshot().total() >= before + count).then_some(()) };
@@ -145,7 +147,7 @@ impl LoadOutcome {
     /// Checks that requests were sent, and that all were served.
     ///
     /// # Errors
-    /// Fails if a request failed, or none was sent. The error has the first failures.
+    /// Fails if a request failed, or if no request was sent. The error has the first failures.
     pub fn check_all_served(&self) -> Result<()> {
         match (self.total(), self.failures.len()) {
             (0, 0) => Err("no request was sent".into()),

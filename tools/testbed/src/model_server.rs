@@ -11,7 +11,7 @@
 //! has four bytes.
 //!
 //! The engine ([`engine`]) is a pure state machine owned by one task ([`driver`]). All other
-//! modules read what it publishes.
+//! modules read what the task publishes.
 
 mod admin;
 mod driver;
@@ -53,7 +53,7 @@ pub use roles::ServerRole;
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct ModelServerOptions {
-    /// The address to listen on; port 0 takes a free one.
+    /// The address to listen on; port 0 takes a free port.
     #[arg(skip = ModelServerOptions::default().listen)]
     pub listen: SocketAddr,
 
@@ -268,11 +268,12 @@ impl ModelServerState {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a command to the accept loop. Returns once the command is carried out.
+    /// Sends a command to the accept loop. Returns when the accept loop has carried out the
+    /// command.
     async fn command_socket(&self, order: socket::SocketCommand) {
         let (done, carried_out) = oneshot::channel();
-        let _ = self.socket.send((order, done)); // the server is stopping
-        let _ = carried_out.await; // the server is stopping
+        let _ = self.socket.send((order, done)); // if this fails, the server is stopping
+        let _ = carried_out.await; // if this fails, the server is stopping
     }
 
     fn page_options(&self) -> PageOptions {
@@ -301,7 +302,8 @@ impl ModelServerState {
     }
 }
 
-/// A running server. Dropping this value stops the server at once and closes its connections.
+/// A running server. Dropping this value stops the server immediately and closes the server's
+/// connections.
 #[derive(Debug)]
 pub struct ModelServer {
     server: Arc<ModelServerState>,
@@ -309,7 +311,7 @@ pub struct ModelServer {
 }
 
 impl ModelServer {
-    /// Starts a server. Must be called in a tokio runtime.
+    /// Starts a server. The caller must be in a tokio runtime.
     ///
     /// # Errors
     /// Fails if `options.listen` cannot be bound.
@@ -347,7 +349,8 @@ impl ModelServer {
         self.server.order(fault, None).await;
     }
 
-    /// Replaces the false values on `/metrics` and in the ORCA header; an empty map removes them.
+    /// Replaces the false values on `/metrics` and in the ORCA header; an empty map removes all
+    /// false values.
     pub fn override_metrics(&self, overrides: MetricOverrides) {
         *self.server.overrides() = overrides;
     }
@@ -359,8 +362,9 @@ impl ModelServer {
             .slow_down(slowdown.clamp(*SLOWDOWN.start(), *SLOWDOWN.end()));
     }
 
-    /// Restarts cold. KV cache, queue and counters are lost, all connections are reset, and the
-    /// start time is new. Refuses connections for `down`.
+    /// Restarts the server like a new process: the KV cache, the queue and the counters are empty,
+    /// all connections are reset, and the start time is new. The server refuses connections for
+    /// `down`.
     pub async fn restart(&self, down: Option<Duration>) {
         self.server.restart(down, None).await;
     }
@@ -376,7 +380,7 @@ impl ModelServer {
     /// Stops gracefully: accepts no new connections, and lets requests in flight end within
     /// `limit`.
     pub async fn drain(mut self, limit: Duration) {
-        let (done, _) = oneshot::channel(); // the task ends instead
+        let (done, _) = oneshot::channel(); // the end of the task shows that the server has stopped
         let _ = self
             .server
             .socket
@@ -393,7 +397,8 @@ impl Drop for ModelServer {
     }
 }
 
-/// Serves admin orders for `servers` on `listen` until dropped. Returns the address.
+/// Starts a task that serves admin orders for `servers` on `listen`. Returns the address and the
+/// task.
 ///
 /// # Errors
 /// Fails if `listen` cannot be bound.

@@ -1,6 +1,6 @@
 //! A plain engine: an HTTP server with an OpenAI API and without simulated step times, like a mock
-//! server, an echo server or a proxy of another provider. It can fail in the ways in which engines
-//! fail.
+//! server, an echo server or a proxy of another provider. A test can make the plain engine fail in
+//! the ways in which real engines fail.
 //!
 //! [`PlainBehaviour`] sets what an engine does. The behaviour can change while the engine runs, so
 //! that a broken engine can recover. Every reply has `x-served-by`.
@@ -31,14 +31,14 @@ use reply::PlainRequest;
 /// The name of the engine's model. The engine accepts requests for any model.
 pub const MODEL: &str = "demo";
 
-/// The maximum size of a body, which is more than a proxy forwards.
+/// The maximum size of a request body, in bytes. A proxy forwards no body of this size.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
 /// The maximum number of streams of an HTTP/2 connection. With hyper's default of 200, a burst
 /// would queue in the proxy.
 const STREAMS_MAX: u32 = 4096;
 
-/// The behaviour of a plain engine. By default the engine is healthy and answers at once.
+/// The behaviour of a plain engine. By default the engine is healthy and answers immediately.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlainBehaviour {
     pub answer: PlainAnswer,
@@ -54,12 +54,13 @@ pub enum PlainAnswer {
     /// The regular reply of the requested API.
     #[default]
     Reply,
-    /// This status and JSON body, after the complete delay and never as a stream.
+    /// A reply with this status and JSON body. The reply is never a stream, and takes as long as a
+    /// complete reply.
     Fixed(StatusCode, String),
     /// A reply with status 200 and `finish_reason` `abort` but without tokens, like the reply of an
     /// engine that sleeps or shuts down.
     NoWork,
-    /// A reply whose connection is closed after the first token. If it is not streamed, the
+    /// A reply whose connection is closed after the first token. If the reply is not streamed, the
     /// connection is closed in the middle of the body.
     CutAfterFirstToken,
 }
@@ -69,25 +70,27 @@ pub enum PlainAnswer {
 pub enum AnswerDelay {
     #[default]
     AtOnce,
-    /// Every request waits equally long, and then gets the complete reply at once.
+    /// Every request waits for this time, and then gets the complete reply.
     Constant(Duration),
-    /// One time until the first token, and one between tokens.
+    /// A reply takes the time `first` until the first token, and the time `next` for each further
+    /// token.
     PerToken { first: Duration, next: Duration },
-    /// A time per prompt token (of four bytes), however many requests run.
+    /// A request waits for this time per prompt token (of four bytes), however many requests run.
     PerPromptToken(Duration),
-    /// The engine runs a limited number of requests at once. Further requests wait in a queue.
+    /// The engine runs at most `slots` requests at the same time, for the time `each`. Further
+    /// requests wait in a queue.
     Slots { slots: usize, each: Duration },
 }
 
 /// The answer to `GET /metrics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlainMetrics {
-    /// Current gauges with vLLM's names.
+    /// A page with the current gauges, with vLLM's names.
     #[default]
     Live,
     /// Always the page of an idle engine, even under load.
     Frozen,
-    /// Status 404.
+    /// A reply with status 404.
     Missing,
 }
 
@@ -98,7 +101,7 @@ pub enum UsageReporting {
     Untold,
 }
 
-/// A running plain engine. Dropping it closes its socket and all connections.
+/// A running plain engine. Dropping this value closes the engine's socket and all connections.
 #[derive(Debug)]
 pub struct PlainEngine {
     shared: Arc<PlainEngineState>,
@@ -114,7 +117,7 @@ struct PlainEngineState {
     running: watch::Sender<u64>,
 }
 
-/// A behaviour, with the slots for requests that it needs.
+/// A behaviour, with the slots for requests that the behaviour needs.
 #[derive(Clone, Debug)]
 struct SlottedBehaviour {
     behaviour: PlainBehaviour,
@@ -140,8 +143,8 @@ impl PlainBehaviour {
         }
     }
 
-    /// Creates the behaviour of a healthy engine that answers every inference request at once with
-    /// this status and body. A number that is not a status is replaced by 500.
+    /// Creates the behaviour of a healthy engine that answers every inference request immediately
+    /// with this status and body. A number that is not a status is replaced by 500.
     #[must_use]
     pub fn with_status(status: u16, body: &str) -> Self {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -155,7 +158,7 @@ impl PlainBehaviour {
 // === impl PlainEngine ===
 
 impl PlainEngine {
-    /// Starts an engine; port 0 takes a free port. Must be called in a tokio runtime.
+    /// Starts an engine; port 0 takes a free port. The caller must be in a tokio runtime.
     ///
     /// # Errors
     /// Fails if the address cannot be bound.
@@ -258,7 +261,7 @@ async fn serve(listener: TcpListener, shared: Arc<PlainEngineState>) {
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => {
                 let Ok((stream, _)) = accepted else { continue };
-                let _ = stream.set_nodelay(true); // only latency is at stake
+                let _ = stream.set_nodelay(true); // an error costs only latency
                 let shared = shared.clone();
                 connections.spawn(async move {
                     let service = hyper::service::service_fn(|request| {
@@ -267,7 +270,7 @@ async fn serve(listener: TcpListener, shared: Arc<PlainEngineState>) {
                     });
                     let mut builder = auto::Builder::new(TokioExecutor::new());
                     builder.http2().max_concurrent_streams(STREAMS_MAX);
-                    let _ = pin!(builder.serve_connection(TokioIo::new(stream), service)).await; // the peer sees how it ended
+                    let _ = pin!(builder.serve_connection(TokioIo::new(stream), service)).await; // the client sees how the connection ended
                 });
             }
         }

@@ -1,5 +1,5 @@
 //! Many pools of plain engines behind one Envoy, selected by the header `x-pool`. So the default
-//! configuration meets engines of every kind at once.
+//! configuration meets engines of every kind at the same time.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub const POOL_HEADER: &str = "x-pool";
 
 #[derive(Debug)]
 pub struct PlainPool {
-    /// The name of the pool, which is its value of `x-pool`.
+    /// The name of the pool, which is also the value of `x-pool` that selects the pool.
     pub name: String,
     pub engines: Vec<PlainEngine>,
     /// The number of engines, counted from the first, that are endpoints of the pool at the start.
@@ -65,7 +65,7 @@ impl PlainPool {
             json!({"name": format!("{}-{}", self.name, address.port()), "address": address.ip().to_string(), "port": address.port()})
         };
         json!({"endpoints": self.engines.iter().take(listed).map(row).collect::<Vec<_>>()})
-            .to_string() // JSON is YAML
+            .to_string() // a YAML reader accepts JSON
     }
 
     /// Counts the inference requests that each engine received, in order.
@@ -89,8 +89,8 @@ impl PlainPool {
 // === impl PlainPools ===
 
 impl PlainPools {
-    /// Starts a daemon that serves all of these pools, and a proxy in front of it. `change` makes
-    /// further changes to the stack.
+    /// Starts a daemon that serves all of these pools, and a proxy that uses the daemon. `change`
+    /// makes further changes to the stack.
     ///
     /// # Errors
     /// Fails if any part does not start.
@@ -129,7 +129,7 @@ impl PlainPools {
     }
 
     /// Makes the first `listed` engines of this pool its endpoints. The file is replaced by a
-    /// rename, so that no reader sees half of it.
+    /// rename, so that no reader sees half a file.
     ///
     /// # Errors
     /// Fails if the folder cannot be written.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use crate::Result;
 
 /// The range of leased ports. It is below Linux's range for outgoing connections (32768 and up), so
-/// that no such connection uses a leased port.
+/// that no outgoing connection uses a leased port.
 const RANGE: Range<u16> = 20_000..30_000;
 
 /// A port of 127.0.0.1, leased until this value is dropped.
@@ -44,8 +44,8 @@ impl ReservedPort {
                 + (u32::from(spread) + u32::from(step))
                     .rem_euclid(u32::from(RANGE.end - RANGE.start)) as u16;
             let lock = File::create(locks.join(number.to_string()))?;
-            // The test is a connect, because another thread may start a process that would inherit
-            // a bound socket.
+            // Tests the port by a connection and binds no socket, because another thread may start
+            // a process that would inherit a bound socket.
             if lock.try_lock().is_ok() && TcpStream::connect((Ipv4Addr::LOCALHOST, number)).is_err()
             {
                 return Ok(Self {

@@ -1,5 +1,5 @@
-//! A child process that is killed when its owner is dropped. The process's output is kept, to
-//! explain failures.
+//! A child process that is killed when its owner is dropped. Files keep the output of the process,
+//! to explain failures.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::Result;
 /// Time between two checks whether a process has ended.
 const POLL: Duration = Duration::from_millis(10);
 
-/// A running process, killed when dropped.
+/// A running process. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct ChildProcess {
     name: &'static str,
@@ -29,7 +29,7 @@ impl ChildProcess {
     /// `folder`.
     ///
     /// # Errors
-    /// Fails if the program cannot be run. The error names it.
+    /// Fails if the program cannot be run. The error names the program.
     pub fn spawn(name: &'static str, command: &mut Command, folder: &Path) -> Result<Self> {
         Self::spawn_with_stdin(name, command.stdin(Stdio::null()), folder)
     }
@@ -94,21 +94,21 @@ impl ChildProcess {
     /// # Errors
     /// Fails if the process has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        self.check_running()?; // the id of a process that was waited for may belong to another by now
+        self.check_running()?; // after a wait for the end of a process, its id may belong to another process
         let id = Pid::from_raw(i32::try_from(self.child.id())?).ok_or("a process id is not 0")?;
         Ok(kill_process(id, signal)?)
     }
 
-    /// Sends SIGTERM and waits until the process ends. Kills it after `limit`.
+    /// Sends SIGTERM and waits until the process ends. Kills the process after `limit`.
     ///
     /// # Errors
     /// Fails if the process had to be killed, or waiting for it fails.
     pub async fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
-        let _ = self.signal(Signal::TERM); // it may have ended already
+        let _ = self.signal(Signal::TERM); // the process may have ended already
         self.wait(limit).await
     }
 
-    /// Waits until the process ends by itself. Kills it after `limit`.
+    /// Waits until the process ends by itself. Kills the process after `limit`.
     ///
     /// # Errors
     /// Fails if the process had to be killed, or waiting for it fails.
@@ -124,10 +124,10 @@ impl ChildProcess {
         Err(format!("{} did not end within {limit:?}", self.name).into())
     }
 
-    /// Kills the process at once, like a crash.
+    /// Kills the process immediately, like a crash.
     ///
     /// # Errors
-    /// Fails if waiting for it fails.
+    /// Fails if the wait for the end of the process fails.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         self.child.kill()?;
         Ok(self.child.wait()?)
@@ -156,14 +156,14 @@ impl ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        let _ = self.kill(); // it may have ended already
+        let _ = self.kill(); // the process may have ended already
     }
 }
 
 /// Returns the resident memory of a process, in bytes.
 ///
 /// # Errors
-/// Fails if there is no such process.
+/// Fails if no process has this id.
 pub fn memory_bytes(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status

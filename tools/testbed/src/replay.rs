@@ -33,10 +33,10 @@ pub struct ReplayPlan {
 
 #[derive(Clone, Debug, Default)]
 pub struct ReplayResult {
-    /// Arrival time, as in the trace.
+    /// The arrival time in the trace.
     pub at: Duration,
-    /// How much later than due the request was sent. More than a few milliseconds mean that this
-    /// machine is too slow for the rate.
+    /// The delay with which the request was sent after it was due. A delay of more than a few
+    /// milliseconds means that this machine is too slow for the rate.
     pub late: Duration,
     /// HTTP status; 0 if there was no reply.
     pub status: u16,
@@ -105,7 +105,7 @@ pub async fn run_observed(
                 late: sent.saturating_duration_since(due),
                 ..ReplayResult::default()
             };
-            // A failure shows because the later fields stay unset.
+            // A failed request needs no error here, because the fields of later events stay unset.
             let _ = timeout(REQUEST_TIMEOUT, seen.watch(target, request, sent)).await;
             seen.duration = sent.elapsed();
             progress.state().results.push(seen);

@@ -15,7 +15,8 @@ pub const WEIGHED: [(&str, u32); 4] = [
     ("active-request-scorer", 2),
 ];
 
-/// Writes a configuration with these scorers and weights into `folder`. Returns its path.
+/// Writes a configuration with these scorers and weights into `folder`. Returns the path of the
+/// configuration.
 ///
 /// # Errors
 /// Fails if the folder cannot be written.
@@ -33,6 +34,6 @@ pub fn write(scorers: &[(String, u32)], folder: &Path) -> Result<String> {
         "apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": declared,
         "schedulingProfiles": [{"name": "default", "plugins": weighed}],
     });
-    std::fs::write(&path, config.to_string())?; // JSON is YAML
+    std::fs::write(&path, config.to_string())?; // a YAML reader accepts JSON
     Ok(path.display().to_string())
 }

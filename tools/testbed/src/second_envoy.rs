@@ -10,10 +10,11 @@ use crate::ports::ReservedPort;
 use crate::stack::{PickerMode, Stack};
 use crate::{Result, client, wait_for};
 
-/// Time limit from start until the picker has state. The machine may compile at the same time.
+/// The time limit from the start until the picker has state. The limit is long, because the machine
+/// may compile at the same time.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A further Envoy with the config of the first and its own ports.
+/// A further Envoy with the config of the first Envoy, but with other ports.
 #[derive(Debug)]
 pub struct SecondEnvoy {
     pub envoy: EnvoyProcess,

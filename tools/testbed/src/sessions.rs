@@ -1,8 +1,8 @@
 //! Generated agent sessions: conversations of many turns, whose prompts grow.
 //!
 //! Each prompt has all earlier turns of its session, the last reply, and the output of a tool. The
-//! lengths and pauses are those of the simulator's workload `agents`. New sessions begin all the
-//! time and last about two minutes, so the load grows until the end.
+//! lengths and pauses are those of the simulator's workload `agents`. New sessions begin until the
+//! end and last about two minutes, so the load grows until the end.
 
 use std::f64::consts::TAU;
 use std::time::Duration;
@@ -17,22 +17,24 @@ const TURNS_MIN: u32 = 3;
 /// The maximum number of turns of a session.
 const TURNS_MAX: u32 = 30;
 
-/// The longest prompt, in tokens.
+/// The maximum length of a prompt, in tokens. Prompt and reply together stay below the 131,072
+/// tokens that a simulated server accepts by default.
 const PROMPT_TOKENS_MAX: f64 = 120_000.0;
 
-/// The prompt of the first turn: a task, and the files that the task is about.
+/// The length of the prompt of the first turn, which has a task, and the files that the task is
+/// about.
 const FIRST_PROMPT: TokenCount = TokenCount {
     mean: 6_000.0,
     spread: 0.8,
     range: (1_000.0, 40_000.0),
 };
-/// The model's reply.
+/// The length of the model's reply.
 const REPLY: TokenCount = TokenCount {
     mean: 250.0,
     spread: 0.7,
     range: (20.0, 2_000.0),
 };
-/// The output of a tool, with which the next prompt ends.
+/// The length of a tool's output, with which the next prompt ends.
 const TOOL_ANSWER: TokenCount = TokenCount {
     mean: 900.0,
     spread: 1.0,
@@ -78,8 +80,8 @@ pub fn generate(seed: u64, per_minute: f64, end: Duration) -> Vec<Arrival> {
     arrivals
 }
 
-/// Returns a request of a session. All its block ids belong to this session alone, so a longer
-/// prompt begins with all of a shorter one.
+/// Returns a request of a session. No other session has the same block ids, and a longer prompt of
+/// the session begins with the complete shorter prompt.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -108,7 +110,7 @@ fn exponential(rng: &mut SmallRng) -> f64 {
 impl TokenCount {
     /// Draws a number with this mean and spread, within the range.
     fn draw(&self, rng: &mut SmallRng) -> f64 {
-        // A standard normal number (Box-Muller).
+        // A random number with a standard normal distribution (Box-Muller).
         let normal =
             (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * (TAU * rng.random::<f64>()).cos();
         (self.mean * (self.spread * normal - self.spread * self.spread / 2.0).exp())

@@ -5,7 +5,7 @@
 //! at the end. Each stack has its own `vm_id`, so its VMs share no state with other VMs. Tests that
 //! only send requests share one Envoy at the same time. Tests that read statistics use an Envoy one
 //! after another, and its counters are reset in between. Tests that read Envoy's log or send it
-//! signals need an Envoy of their own.
+//! signals need a separate Envoy.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,23 +21,23 @@ use crate::ports::ReservedPort;
 use crate::process::ChildProcess;
 use crate::{Result, client, root, wait_for};
 
-/// Time limit until Envoy has the clusters of a stack. It is long, because the machine may compile
-/// at the same time.
+/// Time limit until Envoy has the clusters of a stack. The limit is long, because the machine may
+/// compile at the same time.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Seconds for which Envoy keeps the connections of a listener that was removed.
 const DRAIN_S: &str = "1";
 
 /// The cluster of the daemon. Envoy accepts only clusters of its bootstrap as EDS servers, so the
-/// bootstrap has such a cluster for each stack.
+/// bootstrap has one cluster of this kind for each stack.
 const STATE: &str = "switchpoint-state";
 
-/// The number of stacks that one Envoy serves in its life. After that, a new Envoy is started.
+/// The maximum number of stacks that one Envoy serves. The next stack starts a new Envoy.
 const STACKS_MAX: usize = 64;
 
-/// A shell script. It runs its arguments after `$1` as a command until standard input is closed,
-/// and then removes the folder `$1`. The input is closed when the test program ends, even if it is
-/// killed.
+/// A shell script that runs the arguments after `$1` as a command until standard input is closed,
+/// and then removes the folder `$1`. The kernel closes the input when the test program ends, even
+/// if the test program is killed.
 const UNTIL_CLOSED: &str =
     r#"folder=$1; shift; "$@" & read -r _; kill "$!"; wait "$!"; rm -rf "$folder""#;
 
@@ -46,7 +46,7 @@ static SHARED: Mutex<BTreeMap<EnvoyKind, Vec<SharedEnvoy>>> = Mutex::new(BTreeMa
 /// How the stacks of a test program use an Envoy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EnvoySharing {
-    /// One stack uses the Envoy until its end.
+    /// Only one stack uses the Envoy, and the Envoy ends with the stack.
     Own,
     /// All stacks use the Envoy at the same time.
     Together,
@@ -57,18 +57,20 @@ pub enum EnvoySharing {
 /// The number of workers of an Envoy, and how its stacks use it.
 type EnvoyKind = (u32, EnvoySharing);
 
-/// An Envoy of this test program.
+/// An Envoy that stacks of this test program share.
 #[derive(Debug)]
 struct SharedEnvoy {
     process: ChildProcess,
     admin: ReservedPort,
     folder: PathBuf,
-    /// The ports of the daemons of the next stacks; the next stack gets the last port.
+    /// The state ports for the daemons of further stacks. The next stack gets the last port in the
+    /// list.
     state_ports: Vec<ReservedPort>,
     stacks: BTreeMap<usize, StackResources>,
     /// The number of stacks that use this Envoy now.
     places: usize,
-    /// The number of changes so far, which is the version of the files.
+    /// The number of times that the files were written so far. Each file has this number as its
+    /// version.
     changes: u64,
 }
 
@@ -79,7 +81,7 @@ struct StackResources {
     clusters: Vec<Value>,
 }
 
-/// A stack's part of a shared Envoy. Dropping it removes what the stack added.
+/// A stack's part of a shared Envoy. Dropping this value removes what the stack added.
 #[derive(Debug)]
 pub struct EnvoyShare {
     kind: EnvoyKind,
@@ -136,7 +138,8 @@ impl EnvoyShare {
     /// Adds the listeners and clusters of `config`. The access log goes to `access_log`.
     ///
     /// # Errors
-    /// Fails if anything else in `config` differs from the shipped file, or Envoy does not take it.
+    /// Fails if anything else in `config` differs from the shipped file, or if Envoy does not
+    /// accept `config`.
     pub async fn add(&mut self, config: &EnvoyConfig, access_log: &Path) -> Result<()> {
         if self.has_turn() {
             self.wait_for_turn().await?;
@@ -171,7 +174,7 @@ impl EnvoyShare {
         self.admin
     }
 
-    /// Whether no other stack uses the Envoy now.
+    /// Whether the stack has the Envoy for itself until the stack ends.
     pub fn has_turn(&self) -> bool {
         self.kind.1 == EnvoySharing::InTurn
     }
@@ -198,7 +201,7 @@ impl EnvoyShare {
         })
     }
 
-    /// The reverse of [`Self::shared_names`].
+    /// Replaces the names of clusters in the shared Envoy by the stack's names.
     pub fn own_names(&self, text: &str) -> String {
         let number = self.number;
         let clusters = self.clusters.iter();
@@ -214,7 +217,7 @@ impl EnvoyShare {
     /// Checks that the shared Envoy runs.
     ///
     /// # Errors
-    /// Fails if it has ended.
+    /// Fails if Envoy has ended.
     pub fn check_running(&self) -> Result<()> {
         self.with_envoy(|envoy| envoy.process.check_running())
     }
@@ -307,7 +310,7 @@ impl SharedEnvoy {
         self.write("lds.json", &all)
     }
 
-    /// Replaces a file, so that Envoy never reads half of it.
+    /// Replaces a file by a rename, so that Envoy never reads half a file.
     fn write(&mut self, name: &str, resources: &[Value]) -> Result<()> {
         self.changes += 1;
         let text = json!({"version_info": self.changes.to_string(), "resources": resources});

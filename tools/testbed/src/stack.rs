@@ -28,11 +28,11 @@ use crate::model_server::ModelServer;
 use crate::ports::ReservedPort;
 use crate::{Result, wait_for};
 
-/// Time limit from start until the picker has state. It is long, because the machine may compile at
-/// the same time.
+/// Time limit from start until the picker has state. The limit is long, because the machine may
+/// compile at the same time.
 const START_LIMIT: Duration = Duration::from_secs(90);
 
-/// Lines of each log that a failed test shows.
+/// The number of lines of each log that a failed test shows.
 const LINES_SHOWN: usize = 60;
 
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl Stack {
     /// Makes these servers, by index, the endpoints of the pool.
     ///
     /// # Errors
-    /// Fails if there is no daemon, or no such server.
+    /// Fails if the stack has no daemon, or no server with one of these indices.
     pub fn set_pool(&mut self, indices: &[usize]) -> Result<()> {
         let all = endpoints(&self.servers);
         let chosen = indices
@@ -182,7 +182,7 @@ impl Stack {
     /// Waits until the picker has state.
     ///
     /// # Errors
-    /// Fails if that takes too long, or a process ended.
+    /// Fails if the picker has no state within the time limit, or if a process has ended.
     pub async fn wait_until_ready(&mut self) -> Result<()> {
         self.wait_until_up(true).await
     }

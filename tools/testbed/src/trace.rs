@@ -1,8 +1,9 @@
 //! A recorded workload: arrival times, lengths, and shared prefixes of prompts.
 //!
-//! The trace has no text. Each block of 512 prompt tokens has an id. Blocks with equal ids have
-//! equal text, and so has everything before them in their prompts. So prompts are generated from
-//! the ids, block by block: prefixes that requests shared in the recording are shared again.
+//! The trace has no text. Each block of 512 prompt tokens has an id. If two blocks have the same
+//! id, their text is the same, and so is the text before both blocks in their prompts. So prompts
+//! are generated from the ids, block by block: prefixes that requests shared in the recording are
+//! shared again.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -13,17 +14,17 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Deserialize;
 
-/// Tokens per block id of the trace.
+/// The number of prompt tokens in a block of the trace.
 pub(crate) const BLOCK_TOKENS: usize = 512;
 
-/// Bytes per token of the simulated servers.
+/// The number of bytes that the simulated servers count as one token.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Arrival times are recorded in steps of 3 s. [`read`] spreads them uniformly at random within a
-/// step.
+/// The step of the recorded arrival times, in ms. [`read`] spreads the arrivals of a step uniformly
+/// at random within the step.
 const QUANTUM_MS: u64 = 3_000;
 
-/// The maximum length of a line, in bytes. The longest prompts of such traces have a few thousand
+/// The maximum length of a line, in bytes. The longest prompts of these traces have a few thousand
 /// block ids.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 

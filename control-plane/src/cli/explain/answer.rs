@@ -25,13 +25,14 @@ use crate::state::shared::DaemonState;
 /// The maximum number of addresses that a question may leave out: as many as a pool can have.
 const WITHOUT_MAX: usize = scheduler::ENDPOINTS_MAX;
 
-/// The largest configuration in a question, in bytes: Kubernetes keeps no larger ConfigMap.
+/// The largest configuration in a question, in bytes. A ConfigMap in Kubernetes has the same limit.
 const CONFIG_BYTES_MAX: usize = 1 << 20;
 
 /// Answers a question from the current state.
 ///
 /// # Errors
-/// Fails if there is no such pool or no state yet, or if the question is invalid.
+/// Fails if the daemon does not serve the pool or has no state of the pool yet, or if the question
+/// is invalid.
 pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, String> {
     question.check()?;
     let pools = shared.pools.views.borrow().clone();
@@ -78,7 +79,8 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
     Ok(Value::Object(answer))
 }
 
-/// The current pool with the changes from the question. Has flow control only if `has_queues`.
+/// Returns the current pool with the changes from the question. The pool has flow control only if
+/// `has_queues`.
 fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<Snapshot, String> {
     let other = question.config.as_deref().map(other_pipeline).transpose()?;
     let other = other.map(|other| PipelineSpec {
@@ -109,7 +111,7 @@ fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<
         .map_err(|e| e.to_string())
 }
 
-/// Replaces the pool's models by those that proxies use now.
+/// Replaces the pool's models by the models that proxies use now.
 fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
     match learned {
         Some(learned) => live
@@ -253,7 +255,7 @@ impl FreshRequest {
     }
 }
 
-/// The requests and tokens that proxies have in flight at each endpoint.
+/// Returns the requests and tokens that proxies have in flight at each endpoint.
 fn loads(totals: &CounterTotals) -> impl Iterator<Item = (EndpointRef, EndpointLoad)> {
     totals.endpoints.iter().map(|(&(generation, slot), row)| {
         let load = EndpointLoad {
@@ -266,7 +268,7 @@ fn loads(totals: &CounterTotals) -> impl Iterator<Item = (EndpointRef, EndpointL
     })
 }
 
-/// The reason why a request is held, in the form that the access log has.
+/// Returns the reason why a request is held, in the form that the access log has.
 fn queued_members(view: &PoolView, held: &QueuedReason) -> Value {
     let full = held
         .full_at
@@ -274,7 +276,7 @@ fn queued_members(view: &PoolView, held: &QueuedReason) -> Value {
     json!({"ms": held.ms, "priority": held.priority, "full": full.map(|member| member.instance.address.to_string())})
 }
 
-/// The explanation of a request that is answered before any endpoint is compared.
+/// Returns the explanation of a request that is answered before any endpoint is compared.
 fn undecided() -> Map<String, Value> {
     ["picked", "candidates"]
         .map(|list| (list.to_owned(), json!([])))

@@ -1,10 +1,11 @@
-//! Readable text of an answer.
+//! Formats an answer of `explain` as readable text.
 
 use std::fmt::Write;
 
 use serde_json::{Map, Value};
 
-/// Readable text: the picked endpoints, and a table of candidates for each profile.
+/// Returns the answer as readable text: the picked endpoints, and a table of candidates for each
+/// profile.
 pub(super) fn table(answer: &Value) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -69,7 +70,8 @@ pub(super) fn table(answer: &Value) -> String {
     out
 }
 
-/// A row for each candidate: its score by scorer, its total, and the plugin that dropped it.
+/// Returns a table with a row for each candidate: its score by scorer, its total, and the plugin
+/// that dropped it.
 fn candidates_table(rows: &[Value]) -> comfy_table::Table {
     let scorers = names_in(rows, "scores");
     let mut table = empty_table();
@@ -91,8 +93,8 @@ fn candidates_table(rows: &[Value]) -> comfy_table::Table {
     table
 }
 
-/// A row for each candidate with a cost: the terms of that cost. `None` if no scorer compared
-/// costs.
+/// Returns a table with a row for each candidate that has a cost: the terms of this cost. Returns
+/// `None` if no scorer compared costs.
 fn costs_table(rows: &[Value]) -> Option<comfy_table::Table> {
     let terms = names_in(rows, "cost");
     let mut table = empty_table();
@@ -107,7 +109,7 @@ fn costs_table(rows: &[Value]) -> Option<comfy_table::Table> {
     (!terms.is_empty()).then_some(table)
 }
 
-/// The names in the object `member` of any row, in the order they first appear.
+/// Returns the names in the object `member` of all rows, in the order in which they first appear.
 fn names_in<'a>(rows: &'a [Value], member: &str) -> Vec<&'a str> {
     let mut names: Vec<&str> = Vec::new();
     for name in rows

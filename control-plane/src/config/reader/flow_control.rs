@@ -24,7 +24,8 @@ const NO_EVICTION: &str = "running requests are not given up for others";
 const NO_ENDPOINT: &str = "not given: while no endpoint is ready, requests get 503 at once; for a pool that scales from zero, give the time \
                            of a start";
 
-/// The request timeout in the shipped files, and the longest wait that leaves a request some time.
+/// The request timeout in the shipped files, and the longest wait after which a request still has
+/// time to run.
 const TIMEOUT: &str = "300 s in the shipped files";
 const WAIT_MS_MAX: f64 = 290_000.0;
 
@@ -109,8 +110,8 @@ impl ConfigReader {
         parameters.push(("bands".to_owned(), ParameterValue::List(bands)));
     }
 
-    /// Whether the file declares no plugin of Switchpoint. Such files must have the meaning that
-    /// they have in llm-d.
+    /// Returns whether the file declares no plugin of Switchpoint. A file without such plugins must
+    /// have the meaning that it has in llm-d.
     fn is_foreign(&self) -> bool {
         let ours = |plugin_type: &str| {
             registry::lookup(plugin_type).is_some_and(|row| row.source.starts_with("Switchpoint"))

@@ -49,8 +49,9 @@ impl DeclaredPlugin {
         PluginRole::from_plugin_type(&self.plugin_type)
     }
 
-    /// Returns the parameters for the scheduler, without values that it cannot take. A name of an
-    /// extractor is replaced by its type, because the scheduler finds extractors by type.
+    /// Returns the parameters for the scheduler, without the values that the scheduler cannot take.
+    /// A name of an extractor is replaced by its type, because the scheduler finds extractors by
+    /// type.
     pub(super) fn given(&self, all: &[Self]) -> GivenParameters {
         let entries = self
             .parameters
@@ -78,7 +79,7 @@ impl DeclaredPlugin {
         self.role() == Some(PluginRole::Scheduling(kind))
     }
 
-    /// Whether the plugin's type is refused.
+    /// Returns whether the plugin's type is refused.
     pub(super) fn is_refused(&self) -> bool {
         registry::lookup(&self.plugin_type).is_none()
             && matches!(
@@ -113,7 +114,8 @@ impl ConfigReader {
             }
             self.plugins.push(declared);
         }
-        // Checks the plugins only after all are read, because a plugin may refer to a later one.
+        // The plugins are checked only after all are read, because a plugin may refer to a later
+        // one.
         let all = std::mem::take(&mut self.plugins);
         for declared in &all {
             self.plugin_type(declared, &all);
@@ -206,7 +208,8 @@ impl ConfigReader {
         let mut wrong = self.unusable(declared);
         let mut given = declared.given(all);
         given.retain(|(name, _)| !wrong.contains(name));
-        // `build` returns one error at a time. Report it, leave out the parameter, and try again.
+        // `build` returns one error at a time. Each round reports this error, leaves out the
+        // parameter, and builds again.
         while let Err(error) = row.build(&given) {
             let at = error_path(&error);
             let top = at.split(['.', '[']).next().unwrap_or_default().to_owned();

@@ -101,7 +101,7 @@ impl ConfigReader {
         Some(pipeline)
     }
 
-    /// Returns the declared detector that applies without being referred to.
+    /// Returns the declared detector that applies although no item refers to it.
     fn implied_detector(&self) -> Option<String> {
         let names = DETECTORS_DEFAULT
             .iter()
@@ -176,8 +176,8 @@ impl ConfigReader {
         plugins
     }
 
-    /// Returns the picker of a profile that names none: the first declared one, as in llm-d. `None`
-    /// leaves the choice to the scheduler's default.
+    /// Returns the picker of a profile that names no picker: the first declared picker, as in
+    /// llm-d. `None` leaves the choice to the scheduler's default.
     fn declared_picker(&mut self) -> Option<ProfilePlugin> {
         let name = self.declared_of(PluginKind::Picker).next()?.name.clone();
         self.referred.insert(name.clone());
@@ -229,8 +229,8 @@ impl ConfigReader {
         None
     }
 
-    /// Returns the reason why a plugin named by a profile changes nothing in it. llm-d takes any
-    /// plugin there, and some files name producers, parsers and handlers.
+    /// Returns the reason why a plugin named by a profile changes nothing in the profile. llm-d
+    /// accepts any plugin in a profile, and some files name producers, parsers and handlers.
     fn not_in_profiles(&self, reference: &LocatedNode<'_>) -> Option<String> {
         let name = reference.node.text()?;
         let declared = self
@@ -247,7 +247,7 @@ impl ConfigReader {
     }
 
     /// Builds the only profile of a file without profiles: all declared plugins that a profile may
-    /// contain, each with weight 1. `None` if there are none.
+    /// contain, each with weight 1. Returns `None` if the file has no such plugins.
     fn implied_profile(&mut self) -> Option<ProfileSpec> {
         let fits = |p: &&DeclaredPlugin| {
             registry::lookup(&p.plugin_type)
@@ -304,7 +304,8 @@ impl ConfigReader {
         handler.unwrap_or_default()
     }
 
-    /// Returns the name of the first declared plugin of a kind, and reports further ones.
+    /// Returns the name of the first declared plugin of a kind, and reports further plugins of this
+    /// kind.
     fn only(&mut self, kind: PluginKind, message: impl Fn(&str, &str) -> String) -> Option<String> {
         let mut declared = self.plugins.iter().filter(|p| p.is(kind));
         let first = &declared.next()?.name;

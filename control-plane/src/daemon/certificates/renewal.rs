@@ -1,5 +1,5 @@
-//! Makes the next certificate when the present one is due. This module uses only its arguments and
-//! a random key.
+//! Makes a new certificate when the current certificate must be renewed. This module uses only its
+//! arguments and a random key.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use x509_parser::time::ASN1Time;
 
 const DAY: u64 = 86_400;
 
-/// The minimum age of a CA before it signs, in seconds. Before that, a pod may not trust the CA
-/// yet. A kubelet writes a changed Secret into its pods within two minutes.
+/// The minimum age of a CA before it signs, in seconds. A pod may not trust a younger CA yet,
+/// because a kubelet takes up to two minutes to write a changed Secret into its pods.
 const CA_AGE_MIN: u64 = 3_600;
 
-/// How long before now a new certificate becomes valid, in seconds, because clocks of other
-/// machines may be slow.
+/// The time by which the start of a new certificate's validity lies in the past, in seconds. The
+/// start lies in the past, because clocks of other machines may be slow.
 const SKEW: u64 = 300;
 
 /// A certificate and its key, PEM.

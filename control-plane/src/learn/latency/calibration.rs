@@ -30,8 +30,8 @@ pub enum PredictedTarget {
 /// 0 does not dominate the mean.
 const RATIO_MAX: f64 = 100.0;
 
-/// Upper bounds of the buckets of the ratio outcome / prediction; a last bucket is unbounded. The
-/// bounds are dense around 1, where good predictions are.
+/// The upper bounds of the buckets of the ratio outcome / prediction; a last bucket is unbounded.
+/// The bounds are dense around 1, where good predictions are.
 pub const RATIO_BOUNDS: [f64; 10] = [0.25, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
 
 /// The scores of one pool.
@@ -45,11 +45,11 @@ pub struct PredictionScores {
 /// All predictions of one target whose outcome is known, with these outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PredictionComparison {
-    /// The predictions, ms.
+    /// The predictions, in ms.
     pub predicted_ms: TotalsHistogram,
-    /// The outcomes, ms.
+    /// The outcomes, in ms.
     pub actual_ms: TotalsHistogram,
-    /// Outcome relative to prediction: counts by bucket of [`RATIO_BOUNDS`].
+    /// The ratio of outcome to prediction: the counts by bucket of [`RATIO_BOUNDS`].
     pub ratios: [u64; RATIO_BOUNDS.len() + 1],
     pub ratio_sum: f64,
 }
@@ -71,15 +71,15 @@ struct PredictionOutcome {
 /// The quality of predictions, over the newest outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PredictionScore {
-    /// Predictions ever compared with an outcome.
+    /// The number of predictions that were ever compared with an outcome.
     pub count: u64,
     /// The number of outcomes that the other fields cover.
     pub recent: usize,
-    /// Mean absolute error relative to the outcome (1 = 100 %).
+    /// The mean absolute error relative to the outcome (1 = 100 %).
     pub mape: f64,
-    /// Pinball loss at 0.9, ms.
+    /// The pinball loss at 0.9, in ms.
     pub pinball90_ms: f64,
-    /// Share of outcomes at or below the predicted p90.
+    /// The share of outcomes at or below the predicted p90.
     pub coverage90: f64,
 }
 

@@ -22,13 +22,14 @@ const SCHEMA: u32 = 1;
 /// numbers.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
-/// The file mode. Another daemon, perhaps of another user, may start with these models.
+/// The file mode. All users may read the file, because a daemon of another user may start with
+/// these models.
 const MODE: u32 = 0o644;
 
 /// The saved models of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SavedModel {
-    /// The step model of its engines.
+    /// The step model of the pool's engines.
     pub step: StepModel,
     /// The latency model, if one was learned.
     pub latency: Option<LatencyModel>,
@@ -116,7 +117,7 @@ impl ModelFile {
     }
 
     /// Saves the models of a pool beside those of other pools. The file is replaced atomically, so
-    /// that no reader finds a part of it.
+    /// that no reader finds a part of the file.
     ///
     /// # Errors
     /// Returns the error of the file system. In this case the old file is intact.

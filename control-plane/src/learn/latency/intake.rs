@@ -2,8 +2,8 @@
 //!
 //! A wasm VM numbers its observations, one for each request. Observations that are sent twice (by a
 //! new leader, or after a stream was opened again) are recognised by their numbers. Missing
-//! observations are counted as lost. An invalid observation is refused alone: the others of its
-//! message stay valid.
+//! observations are counted as lost. An invalid observation is refused alone: the other
+//! observations of its message stay valid.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use crate::state::peer::Origin;
 /// Beyond that number, the VM that was silent for the longest time is forgotten.
 const VMS_MAX: usize = 4_096;
 
-/// How long an origin without messages is remembered. This is twice as long as its votes on
-/// observations count.
+/// The time for which an origin without messages is remembered. The time is twice as long as the
+/// origin's votes on observations count.
 const ORIGIN_MAX_AGE: Duration = Duration::from_secs(60);
 
 /// The maximum number of owners, and of origins, that are distinguished. All further owners or
@@ -30,22 +30,23 @@ const ORIGINS_MAX: usize = 256;
 /// Counts of observations by result, since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObservationCounts {
-    /// Observations of successful requests that were learned from.
+    /// The number of observations of successful requests from which the learner learned.
     pub learned: u64,
-    /// Observations of requests that the client aborted, so their full time is unknown.
+    /// The number of observations of requests that the client aborted, so their full time is
+    /// unknown.
     pub censored: u64,
-    /// Observations of requests that the endpoint failed.
+    /// The number of observations of requests that the endpoint failed.
     pub failed: u64,
-    /// Invalid observations; an invalid message counts as one.
+    /// The number of invalid observations. An invalid message counts as one observation.
     pub refused: u64,
-    /// Observations that other origins contradict.
+    /// The number of observations that other origins contradict.
     pub outvoted: u64,
-    /// Observations of a generation of an endpoint that is not in the pool.
+    /// The number of observations of a generation of an endpoint that is not in the pool.
     pub unknown: u64,
-    /// Observations received before.
+    /// The number of observations that were received before.
     pub again: u64,
-    /// Observations overwritten in the VM before they were read, or dropped because the queue was
-    /// full.
+    /// The number of observations that were overwritten in the VM before they were read, or dropped
+    /// because the queue was full.
     pub lost: u64,
 }
 

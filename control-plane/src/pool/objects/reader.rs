@@ -16,8 +16,8 @@ use super::{ObjectBody, PoolObject};
 use crate::config::yaml::{self, YamlNode, YamlValue};
 use crate::config::{ConfigReport, ItemStatus, LocatedNode, unknown};
 
-/// API groups of the kinds: the current group, then earlier groups. The reader accepts any version,
-/// because later versions only added fields.
+/// The API groups of the kinds: the current group, then earlier groups. The reader accepts any
+/// version, because later versions only added fields.
 const GROUPS: [&str; 3] = [
     "llm-d.ai",
     "inference.networking.k8s.io",
@@ -32,7 +32,7 @@ const POOL_GROUPS: [&str; 2] = [
 
 const POOL_KIND: &str = "InferencePool";
 
-/// Fields of `metadata` in Kubernetes. Only name, namespace and creationTimestamp are read.
+/// The fields of `metadata` in Kubernetes. Only name, namespace and creationTimestamp are read.
 const METADATA: [&str; 12] = [
     "name",
     "namespace",
@@ -50,11 +50,11 @@ const METADATA: [&str; 12] = [
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
-    /// A priority by name.
+    /// An object that gives a name to a priority.
     InferenceObjective,
     /// A model that a pool serves.
     InferenceModel,
-    /// Replaces requested models by others.
+    /// An object that replaces requested models by other models.
     InferenceModelRewrite,
 }
 
@@ -402,7 +402,7 @@ impl ObjectReader {
 // === impl ObjectKind ===
 
 impl ObjectKind {
-    /// Returns the kind with this name or the nearest name; `None` if none is near.
+    /// Returns the kind with this name or the nearest name; `None` if no name is near.
     #[must_use]
     pub fn nearest(name: &str) -> Option<Self> {
         let meant = closest(name, KINDS.map(|(known, _)| known))?;

@@ -10,8 +10,9 @@ use super::unconfirmed::key;
 use crate::pool::member::PoolMember;
 
 /// Gives each of `members` the slot and generation that it has in `saved`. A member that `saved`
-/// does not name keeps its own. Returns the positions of the members whose slot another member has
-/// now. Such members need new slots. No member gets the slot of a departing endpoint.
+/// does not name keeps its own slot and generation. Returns the positions of the members whose slot
+/// another member has now. Such members need new slots. No member gets the slot of a departing
+/// endpoint.
 pub(super) fn adopt(
     members: &mut [PoolMember],
     saved: &[(EndpointRef, Instance)],

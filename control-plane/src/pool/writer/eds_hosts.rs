@@ -2,9 +2,9 @@
 //! requests by role. In that case, the endpoints that only encode or prefill are no hosts, because
 //! sidecars call them and the proxy does not.
 //!
-//! A new pipeline that needs more hosts gets them at once; the pool update waits for EDS as for any
-//! new endpoint. A new pipeline that needs fewer hosts removes them like departed endpoints,
-//! because a proxy may still use the old pipeline.
+//! A new pipeline that needs more hosts gets these hosts immediately; the pool update waits for EDS
+//! as for any new endpoint. A new pipeline that needs fewer hosts removes them like departed
+//! endpoints, because a proxy may still use the old pipeline.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ use super::{ACK_WAIT_MAX, EDS_REMOVAL_GRACE};
 pub(super) struct HostSelection {
     /// Whether the current pipeline needs as hosts only the endpoints that decode.
     decoders_only: bool,
-    /// Set while all endpoints stay hosts: the time when that began, and the pool update that every
-    /// proxy must have before that ends.
+    /// While all endpoints stay hosts: the time of the pipeline that needs fewer hosts, and the
+    /// pool update that every proxy must have before some endpoints stop being hosts.
     all_until: Option<(Instant, u64)>,
 }
 
@@ -71,7 +71,7 @@ impl HostSelection {
     }
 }
 
-/// Whether an endpoint that left the pool update `elapsed` ago may leave EDS too.
+/// Returns whether an endpoint that left the pool update `elapsed` ago may leave EDS too.
 pub(super) fn is_over(elapsed: Duration, acknowledged: impl FnOnce() -> bool) -> bool {
     elapsed >= EDS_REMOVAL_GRACE && (elapsed >= ACK_WAIT_MAX || acknowledged())
 }

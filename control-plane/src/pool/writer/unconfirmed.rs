@@ -27,14 +27,15 @@ use tokio::time::Instant;
 use crate::pool::clock::WallAndMonotonic;
 use crate::pool::member::{Absence, Absentee, MetricsStatus, PoolMember};
 
-/// How long an unconfirmed endpoint may stay. On a real node pods were ready again 75 s after an
-/// outage of the API server. After 300 s (the default toleration of an unreachable node) Kubernetes
-/// deletes the pods of a lost node, so the pool and the cluster agree from then on.
+/// The maximum time that an unconfirmed endpoint may stay in the pool. On a real node pods were
+/// ready again 75 s after an outage of the API server. After 300 s (the default toleration of an
+/// unreachable node) Kubernetes deletes the pods of a lost node, so the pool and the cluster agree
+/// from then on.
 pub const UNCONFIRMED_MAX: Duration = Duration::from_secs(300);
 
-/// Nearly all endpoints are unconfirmed if at most one in this many is confirmed. Otherwise the
-/// confirmed endpoints can do the work, so an unconfirmed endpoint joins only after a successful
-/// scrape.
+/// Nearly all endpoints of a pool count as unconfirmed if at most one in this many endpoints is
+/// confirmed. If more are confirmed, the confirmed endpoints can do the work, so an unconfirmed
+/// endpoint joins only after a successful scrape.
 const CONFIRMED_ONE_IN: usize = 10;
 
 /// The identity of a process: its namespace, name, generation and address.
@@ -82,7 +83,7 @@ pub(super) fn key(instance: &Instance) -> EndpointKey {
 
 impl UnconfirmedEndpoints {
     /// Applies a set of instances from discovery. Returns the instances that belong in the pool,
-    /// and the others.
+    /// and the other instances.
     pub(super) fn select(
         &mut self,
         set: Vec<Instance>,

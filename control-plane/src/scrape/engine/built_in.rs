@@ -11,7 +11,7 @@ use super::{EngineSpec, EngineSpecBuilder, InvalidEngine, MetricMeaning, PROCESS
 pub(super) enum BuiltInSource {
     /// The value of a series.
     Value(&'static str),
-    /// A label of a series: series, label.
+    /// The value of a label: the name of the series, then the name of the label.
     Label(&'static str, &'static str),
 }
 use BuiltInSource::{Label, Value};
@@ -21,18 +21,18 @@ pub(super) struct BuiltInEngine {
     pub(super) metrics_path: &'static str,
     pub(super) metrics_port: Option<u16>,
     /// Series with equal values of these labels belong to the same scheduler, because each
-    /// tensor-parallel rank reports it. Of such series only the largest value is used. If the list
-    /// is empty, each series belongs to a scheduler of its own.
+    /// tensor-parallel rank reports its scheduler. Of such series only the largest value is used.
+    /// If the list is empty, each series belongs to a scheduler of its own.
     pub(super) shard_labels: &'static [&'static str],
-    /// A series where this label is not empty is a part of the series where it is empty, so it is
-    /// not counted again.
+    /// The label that marks a part: a series where this label is not empty is a part of the series
+    /// where this label is empty, so the part is not counted again.
     pub(super) part_label: Option<&'static str>,
     /// The sources of each number, in order of preference. Numbers that are not listed are unknown
     /// for the engine.
     pub(super) numbers: &'static [(&'static MetricDefinition, &'static [BuiltInSource])],
     pub(super) lora: &'static [&'static str],
     pub(super) counters: &'static [&'static str],
-    /// The counters of prompt tokens, and of those that came from the prefix cache.
+    /// The counters of prompt tokens, and of the prompt tokens that came from the prefix cache.
     pub(super) prompt_tokens: Option<[&'static str; 2]>,
 }
 
@@ -49,12 +49,12 @@ pub(super) const PLAIN: BuiltInEngine = BuiltInEngine {
     prompt_tokens: None,
 };
 
-/// The names were verified in the engines' sources: vLLM v1 `vllm/v1/metrics/loggers.py`
-/// (data-parallel ranks as label `engine`) and v0 `engine/metrics.py`; SGLang
-/// `observability/metrics_collector.py` (`priority=""` is the total, ranks in labels); TensorRT-LLM
-/// `metrics/collector.py`, mounted by `serve/openai_server.py` at `/prometheus/metrics` (`/metrics`
-/// is JSON there); Triton's documentation. All engines report KV-cache utilization from 0 to 1,
-/// also vLLM in its metric `_perc`.
+/// The built-in engines. The names were verified in the engines' sources: vLLM v1
+/// `vllm/v1/metrics/loggers.py` (data-parallel ranks as label `engine`) and v0 `engine/metrics.py`;
+/// SGLang `observability/metrics_collector.py` (`priority=""` is the total, ranks in labels);
+/// TensorRT-LLM `metrics/collector.py`, mounted by `serve/openai_server.py` at
+/// `/prometheus/metrics` (`/metrics` is JSON there); Triton's documentation. All engines report
+/// KV-cache utilization from 0 to 1, also vLLM in its metric `_perc`.
 pub(super) const TABLE: &[BuiltInEngine] = &[
     BuiltInEngine {
         name: "vllm",

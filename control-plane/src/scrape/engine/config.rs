@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::built_in::{PLAIN, TABLE};
 use super::{EngineSpec, EngineSpecBuilder, InvalidEngine, KEY_BYTES_MAX, MetricMeaning};
 
-/// Metric names of one engine as users configure them: `engineConfigs[]` of llm-d's
+/// The metric names of one engine as users configure them: `engineConfigs[]` of llm-d's
 /// `core-metrics-extractor`, plus a scale. A spec has the form `metric` or `metric{label=value}`;
 /// an empty spec means that the engine does not report the metric.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -16,34 +16,35 @@ use super::{EngineSpec, EngineSpecBuilder, InvalidEngine, KEY_BYTES_MAX, MetricM
 pub struct EngineConfig {
     /// The engine, as in the endpoint label.
     pub name: String,
-    /// Requests waiting.
+    /// The spec of the number of waiting requests.
     #[serde(default)]
     pub queued_requests_spec: String,
     #[serde(default)]
     pub running_requests_spec: String,
-    /// KV-cache utilisation.
+    /// The spec of the KV-cache utilization.
     #[serde(default)]
     pub kv_usage_spec: String,
     /// The factor that scales the KV-cache utilization to 0..1: 1 by default, 0.01 for a metric in
     /// per cent. llm-d has no such setting.
     #[serde(default)]
     pub kv_usage_scale: Option<f64>,
-    /// LoRA adapters: labels `running_lora_adapters`, `waiting_lora_adapters`, `max_lora`.
+    /// The spec of the LoRA adapters, with the labels `running_lora_adapters`,
+    /// `waiting_lora_adapters`, `max_lora`.
     #[serde(default, rename = "loraSpec")]
     pub lora_spec: String,
-    /// The cache configuration as labels of a series.
+    /// The spec of a series whose labels are the cache configuration.
     #[serde(default)]
     pub cache_info_spec: String,
-    /// Label of `cacheInfoSpec` with the tokens of a block; `block_size` by default.
+    /// The label of `cacheInfoSpec` with the tokens of a block; `block_size` by default.
     #[serde(default)]
     pub cache_block_size_label_name: String,
-    /// Label of `cacheInfoSpec` with the number of blocks; `num_gpu_blocks` by default.
+    /// The label of `cacheInfoSpec` with the number of blocks; `num_gpu_blocks` by default.
     #[serde(default)]
     pub cache_num_blocks_label_name: String,
-    /// Tokens of a block as the value of a series.
+    /// The spec of a series whose value is the number of tokens in a block.
     #[serde(default)]
     pub cache_block_size_spec: String,
-    /// Number of blocks as the value of a series.
+    /// The spec of a series whose value is the number of blocks.
     #[serde(default)]
     pub cache_num_blocks_spec: String,
     /// More numbers that are sent to proxies, each under its key.

@@ -73,7 +73,7 @@ fn a_page_as_an_engine_writes_it() {
 
 #[test]
 fn everything_the_format_allows() {
-    check("a 1", &["a [] 1"], 0); // no newline at the end
+    check("a 1", &["a [] 1"], 0); // The page has no newline at the end.
     check("a 1\r\nb 2\r\n", &["a [] 1", "b [] 2"], 0);
     check(
         "\n  \n\t a\t \t1  1700000000000 \n",

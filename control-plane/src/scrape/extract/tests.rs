@@ -217,7 +217,8 @@ fn numbers_that_cannot_be_are_unknown() {
             unknown,
         );
     }
-    check("vllm", "vllm:kv_cache_usage_perc 42\n", unknown); // the table says 0 to 1, so it is not per cent
+    // The table says that the value is 0 to 1, so it is not per cent.
+    check("vllm", "vllm:kv_cache_usage_perc 42\n", unknown);
     check(
         "vllm",
         "vllm:num_requests_waiting{engine=\"0\"} 1\nvllm:num_requests_waiting{engine=\"1\"} NaN\n",

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const MIDDLE: f64 = 0.5; // no jitter
+const MIDDLE: f64 = 0.5; // This value gives no jitter.
 
 fn pace(outcomes: &[ScrapeOutcome], now: Instant) -> ScrapePace {
     let mut pace = ScrapePace::default();

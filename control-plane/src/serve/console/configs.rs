@@ -1,4 +1,5 @@
-//! The text of each pool's configuration. A reader of the page can edit it for a what-if question.
+//! Serves the text of each pool's configuration to the console, where a reader can edit the text
+//! for a what-if question.
 
 use std::sync::Arc;
 

@@ -24,7 +24,7 @@ use crate::state::snapshot_file::SnapshotFile;
 use crate::state::traffic::LatencyQuantiles;
 
 /// The maximum number of models of a pool in an answer, the busiest first. Clients choose the
-/// names, and a page with hundreds of them helps no reader.
+/// names, and a page with hundreds of names helps no reader.
 const MODELS_SHOWN_MAX: usize = 100;
 
 /// The tables that the page shows.
@@ -66,7 +66,7 @@ pub(super) async fn answer(
     }))
 }
 
-/// Milliseconds since 1970.
+/// Returns the time in milliseconds since 1970.
 pub(super) fn unix_ms(time: SystemTime) -> u64 {
     whole_ms(
         time.duration_since(SystemTime::UNIX_EPOCH)

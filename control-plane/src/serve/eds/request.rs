@@ -31,7 +31,7 @@ pub(super) struct EdsRequest {
 pub(super) enum SubscriptionChange {
     /// All names that are subscribed now.
     All(Vec<String>),
-    /// Names added and names removed.
+    /// The names that were added, and the names that were removed.
     Delta {
         more: Vec<String>,
         fewer: Vec<String>,
@@ -40,7 +40,7 @@ pub(super) enum SubscriptionChange {
 
 /// A request message of one variant.
 pub(super) trait XdsRequest: Message + Default + 'static {
-    /// The message that answers it.
+    /// The message that answers the request.
     type Response: Message + 'static;
 
     fn into_request(self, bytes: usize) -> EdsRequest;

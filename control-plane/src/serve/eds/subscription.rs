@@ -3,8 +3,8 @@
 //!
 //! At most one response waits for an answer. After Envoy's acknowledgement or refusal, the next
 //! response has the newest set. A refused set is not sent again. Envoy keeps its last good set
-//! until the set changes. An Envoy normally answers at once. An Envoy that has not applied a
-//! response for [`EDS_ACK_WAIT_MAX`] is late until it applies one.
+//! until the set changes. An Envoy normally answers immediately. An Envoy that has not applied a
+//! response for [`EDS_ACK_WAIT_MAX`] is late until it applies a response.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,9 +14,9 @@ use tokio::time::Instant;
 use crate::state::eds_streams::EdsAck;
 use crate::state::pool_views::PoolViews;
 
-/// How long pool updates wait for an Envoy to apply an EDS response. Envoys need milliseconds, a
-/// busy one up to a second. A client that takes longer is broken or is not an Envoy. Such a client
-/// must not keep endpoints from its proxy forever.
+/// The maximum time that pool updates wait for an Envoy to apply an EDS response. Envoys need
+/// milliseconds, a busy Envoy up to a second. A client that takes longer is broken or is not an
+/// Envoy. Such a client must not keep endpoints from its proxy forever.
 pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The subscriptions of a stream.
@@ -87,7 +87,7 @@ impl EdsSubscription {
         &self.acks
     }
 
-    /// Applies Envoy's answer to the response with `nonce`. Returns whether it was the answer to
+    /// Applies Envoy's answer to the response with `nonce`. Returns whether this was the answer to
     /// the last response. Other answers are ignored.
     pub fn answer(&mut self, nonce: &str, answer: &EnvoyAnswer) -> bool {
         let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else {
@@ -113,8 +113,8 @@ impl EdsSubscription {
         true
     }
 
-    /// Returns the time when the stream becomes late if Envoy does not answer. `None` if all
-    /// responses are answered, or the stream is late already.
+    /// Returns the time when the stream becomes late if Envoy does not answer. Returns `None` if
+    /// all responses are answered, or the stream is late already.
     #[must_use]
     pub fn late_at(&self) -> Option<Instant> {
         self.waits

@@ -88,7 +88,7 @@ impl<'a> ServiceAuthority<'a> {
         })
     }
 
-    /// Whether the authority names `service`. A missing port matches any port.
+    /// Returns whether the authority names `service`. A missing port matches any port.
     #[must_use]
     pub fn names_service(&self, service: &PickerService) -> bool {
         let port = self.port.is_none() || service.port.is_none() || self.port == service.port;

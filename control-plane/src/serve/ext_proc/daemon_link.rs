@@ -18,7 +18,8 @@ use crate::state::peer_relay::SHARE_INTERVAL;
 use crate::state::proxies::PoolMembership;
 use crate::state::shared::DaemonState;
 
-/// The interval of a pool's housekeeping of its prefix index (a part each time) and its ejections.
+/// The interval at which the server maintains a pool's prefix index (a part each time) and its
+/// ejections.
 const TICK: Duration = Duration::from_millis(100);
 
 /// The interval at which counters are reported, which is the same as for filters.

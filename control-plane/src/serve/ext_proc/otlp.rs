@@ -14,10 +14,10 @@ use tokio::sync::mpsc;
 use crate::scrape::http_client;
 use crate::shutdown::Shutdown;
 
-/// The maximum number of spans of one call; each has one or two KB, mostly the candidates.
+/// The maximum number of spans of one call; each span has one or two KB, mostly the candidates.
 const BATCH_MAX: usize = 256;
 
-/// How long a span waits for others.
+/// The maximum time that a span waits for other spans.
 const BATCH_WAIT: Duration = Duration::from_secs(1);
 
 /// The maximum time that the collector may take to answer: less than tasks may take to stop.
@@ -26,7 +26,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// The path of traces below the endpoint.
 const PATH: &str = "v1/traces";
 
-/// `SPAN_KIND_SERVER`.
+/// The value of `SPAN_KIND_SERVER` in OTLP.
 const KIND_SERVER: u8 = 2;
 
 /// The state of the export to the collector.
@@ -34,7 +34,7 @@ struct SpanExporter {
     client: Client,
     url: Url,
     counts: Arc<SpanCounts>,
-    /// Whether the collector took the last batch.
+    /// Whether the collector accepted the last batch.
     works: bool,
 }
 

@@ -1,4 +1,5 @@
-//! How many connections each listener may have, as a share of the process's file descriptors.
+//! The maximum number of connections of each listener, as a share of the process's file
+//! descriptors.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -11,11 +12,11 @@ pub enum ListenerName {
     ExtProc,
     /// gRPC health, for probes.
     Health,
-    /// Operators and tools.
+    /// The admin pages, for operators and tools.
     Admin,
-    /// Prometheus.
+    /// Metrics, for Prometheus.
     Metrics,
-    /// KEDA.
+    /// The scaling signal, for KEDA.
     Scaler,
 }
 
@@ -29,8 +30,8 @@ pub struct ConnectionBudget {
 /// The number of descriptors assumed if the system sets no limit.
 const DESCRIPTORS_MAX: u64 = 1 << 20;
 
-/// The minimum number of connections of a listener, even with few descriptors. A quarter of them
-/// may wait for a first request.
+/// The minimum number of connections of a listener, even with few descriptors. A quarter of these
+/// connections may wait for a first request.
 const CONNECTIONS_MIN: usize = 8;
 
 /// Raises the soft limit of open files to the hard limit, because scraping and proxies together may
@@ -61,7 +62,7 @@ fn descriptors() -> u64 {
 // === impl ListenerName ===
 
 impl ListenerName {
-    /// Returns the name in its option, `--listen-NAME`.
+    /// Returns the name of the listener in its option, `--listen-NAME`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -86,9 +87,9 @@ impl ListenerName {
     /// cannot use it up.
     fn budget_of(self, descriptors: u64) -> ConnectionBudget {
         let (connections_max, part) = match self {
-            // Room for a few thousand proxies with two connections each.
+            // There is room for a few thousand proxies with two connections each.
             Self::State => (8_192, 8),
-            // One connection for each worker of each gateway.
+            // Each worker of each gateway needs one connection.
             Self::ExtProc => (8_192, 4),
             // Probes, scrapers and operators have a few connections at a time.
             Self::Health | Self::Admin | Self::Metrics | Self::Scaler => (256, 1),
@@ -114,8 +115,8 @@ impl ConnectionBudget {
         self.connections_max - self.waiting_max()
     }
 
-    /// Returns the maximum number of open descriptors. Includes those of connections that must
-    /// close, which stay open until the connection's task runs.
+    /// Returns the maximum number of open descriptors. The number includes the descriptors of
+    /// connections that must close, which stay open until the connection's task runs.
     pub(super) fn open_max(self) -> usize {
         self.connections_max + self.waiting_max()
     }

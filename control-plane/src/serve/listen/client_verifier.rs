@@ -1,5 +1,5 @@
-//! Decides which client certificates a listener accepts: those of its CA, except the listener's
-//! own.
+//! Decides which client certificates a listener accepts: the certificates of its CA, except the
+//! listener's own certificate.
 
 use std::sync::Arc;
 

@@ -16,12 +16,13 @@ use tonic::transport::server::Connected;
 use super::ConnectionPermit;
 use super::peer::{PeerInfo, PeerName};
 
-/// How long a peer may read none of the bytes that are sent. HTTP/2 flow control holds back a slow
-/// stream alone, so a whole connection stalls only if the peer reads nothing at all.
+/// The maximum time for which a peer may read none of the bytes that are sent. HTTP/2 flow control
+/// holds back a slow stream alone, so a whole connection stalls only if the peer reads nothing at
+/// all.
 pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 
 /// A connection whose TLS handshake is done. Reads and writes fail when the listener has to close
-/// it.
+/// the connection.
 #[derive(Debug)]
 pub struct ServerConnection {
     io: ConnectionIo,

@@ -11,15 +11,15 @@ use webpki::EndEntityCert;
 use super::ConnectionPermit;
 
 /// The name in the client certificate of a connection: the first URI among its alternative names
-/// (such as a SPIFFE id), else the first DNS name, else the subject's common name. `None` without a
-/// client certificate, or if the certificate has no name.
+/// (such as a SPIFFE id), else the first DNS name, else the subject's common name. The name is
+/// `None` without a client certificate, or if the certificate has no name.
 ///
 /// Every request on a listener of the daemon has the name as an extension.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerName(pub Option<Arc<str>>);
 
-/// The identity of the peer from the handshakes of a connection. Each request gets it as the
-/// extensions [`TcpConnectInfo`] and [`PeerName`].
+/// The identity of the peer from the handshakes of a connection. Each request gets this identity as
+/// the extensions [`TcpConnectInfo`] and [`PeerName`].
 #[derive(Clone, Debug)]
 pub struct PeerInfo {
     pub(super) tcp: TcpConnectInfo,
@@ -112,7 +112,8 @@ mod tests {
         params.distinguished_name = DistinguishedName::new();
         params
             .distinguished_name
-            .push(DnType::OrganizationName, "o".repeat(200)); // needs more than a one-byte length
+            // This name needs a length of more than one byte.
+            .push(DnType::OrganizationName, "o".repeat(200));
         if let Some(common) = common {
             params.distinguished_name.push(DnType::CommonName, common);
         }

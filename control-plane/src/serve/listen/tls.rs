@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::client_verifier::ClientVerifier;
 use crate::shutdown::Shutdown;
 
-/// Certificate files of one listener.
+/// The certificate files of one listener.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
     /// The server's certificate with its chain, PEM.
@@ -27,15 +27,16 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
-/// How a listener is protected.
+/// The protection of a listener.
 #[derive(Clone, Debug)]
 pub enum ServerTls {
-    /// Plaintext.
+    /// The listener uses plaintext.
     Off,
-    /// TLS with these files.
+    /// The listener uses TLS with these files.
     Files(TlsFiles),
-    /// TLS with a self-signed certificate, created at each start. Clients cannot verify it. TLS
-    /// then only prevents others on the network path from reading.
+    /// The listener uses TLS with a self-signed certificate, which the daemon creates at each
+    /// start. Clients cannot verify this certificate. TLS then only prevents others on the network
+    /// path from reading.
     SelfSigned,
 }
 
@@ -106,8 +107,8 @@ async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
     let key_pem = file_watcher::read(key).await.map_err(|e| e.to_string())?;
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())
         .map_err(|e| format!("{}: {e}", key.display()))?;
-    // An error means that a provider is already installed. All code of this process installs the
-    // same provider.
+    // The result is ignored, because an error only means that a provider is already installed. All
+    // code of this process installs the same provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = match client_ca {
         None => ServerConfig::builder().with_no_client_auth(),

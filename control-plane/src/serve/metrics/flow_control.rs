@@ -1,5 +1,5 @@
-//! Flow control, under llm-d's names. Fairness ids are not labels, because they may be ids of
-//! users.
+//! Metrics of flow control, under llm-d's names. Fairness ids are not labels, because they may be
+//! ids of users.
 
 use std::fmt;
 

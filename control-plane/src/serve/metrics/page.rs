@@ -13,10 +13,11 @@ pub(super) type MetricLabels = Vec<(&'static str, String)>;
 /// The common part of several families: their labels, and the source of their values.
 pub(super) type Rows<T> = Vec<(MetricLabels, T)>;
 
-/// The name, the help text, and the function that reads the value from a row.
+/// A metric family: its name, its help text, and the function that reads the value from a row.
 pub(super) type Family<T, V> = (&'static str, &'static str, fn(T) -> V);
 
-/// A histogram as it is written: bounds with their counts (not cumulative), and the sum.
+/// A histogram before it is written: for each bucket its upper bound and its own count, and the sum
+/// of all values. The page has cumulative counts.
 pub(super) struct HistogramBuckets {
     pub(super) counts: Vec<(f64, u64)>,
     pub(super) sum: f64,

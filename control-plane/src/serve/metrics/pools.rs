@@ -8,7 +8,7 @@ use super::page::{HistogramBuckets, MetricLabels, MetricsPage, Rows, by, count, 
 use super::{MetricsCollector, PoolCounts};
 use crate::scrape::{DURATION_BUCKETS_MS, ScrapeCounts};
 
-/// End of the name, end of the help text, and value.
+/// A gauge of an endpoint: the end of its name, the end of its help text, and its value.
 type EndpointGauge = (
     &'static str,
     &'static str,

@@ -211,7 +211,7 @@ impl MetricsCollector {
     }
 }
 
-/// Returns the picks of a pool by endpoint, and the requests that got none.
+/// Returns the picks of a pool by endpoint, and the requests that got no pick.
 fn attempts(pool: &PoolCounts) -> Rows<u64> {
     let labels = |status: &str, endpoint: &str, namespace: &str, port: String| -> MetricLabels {
         vec![

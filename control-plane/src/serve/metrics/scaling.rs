@@ -1,4 +1,5 @@
-//! The signals to scale by. Only the leader knows them, because proxies report to no other daemon.
+//! Metrics of the scaling signals. Only the leader knows these signals, because proxies report to
+//! no other daemon.
 
 use std::fmt;
 
@@ -8,7 +9,7 @@ use tokio::time::Instant;
 use super::page::{MetricLabels, MetricsPage};
 use super::{MetricsCollector, pool_label};
 
-/// Name, help text and value.
+/// A gauge of a scaling signal: its name, its help text and its value.
 type SignalGauge = (
     &'static str,
     &'static str,

@@ -1,4 +1,4 @@
-//! Whether discovery and the files of each pool can be read.
+//! Metrics that show whether discovery and the files of each pool can be read.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -63,8 +63,8 @@ impl MetricsCollector {
         self.configs(page)
     }
 
-    /// Writes the age of the data of discovery. During an outage of its backend the last known set
-    /// stays in use, and the age grows.
+    /// Writes the age of discovery's data. During an outage of the backend the last known set stays
+    /// in use, and the age grows.
     fn discovery(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let discovery = &self.shown.discovery;
         let pools = discovery

@@ -1,7 +1,7 @@
 //! The requests that arrived in a pool since the last call, as the growth of the counts of each VM.
 //!
-//! A total of cumulative counts would jump when a proxy connects to a restarted daemon, because its
-//! VMs count since their own start. So the first report of a VM only sets its baseline.
+//! A total of cumulative counts would jump when a proxy connects to a restarted daemon, because the
+//! proxy's VMs count since their own start. So the first report of a VM only sets its baseline.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,7 +14,7 @@ use super::{CounterTotals, MODELS_MAX, ModelTotals, OTHER, Origin, TotalsLabel};
 /// The maximum number of owners whose arrivals are counted one by one.
 pub(crate) const OWNERS_MAX: usize = 64;
 
-/// Stands for all owners beyond [`OWNERS_MAX`]. No client has this address.
+/// The origin that stands for all owners beyond [`OWNERS_MAX`]. No client has this address.
 const OTHER_OWNERS: Origin = Origin {
     certificate: None,
     address: Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
@@ -23,11 +23,11 @@ const OTHER_OWNERS: Origin = Origin {
 /// The requests of an owner in a pool that were picked or ended in a period.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolArrivals {
-    /// Requests picked, by endpoint.
+    /// The number of picked requests, by endpoint.
     pub picked: BTreeMap<(Generation, Slot), u64>,
-    /// Requests ended, by the name of the model in the request to the endpoint.
+    /// The requests that ended, by the name of the model in the request to the endpoint.
     pub ended: BTreeMap<String, EndedRequests>,
-    /// Requests refused by the proxies.
+    /// The number of requests that the proxies refused.
     pub refused: u64,
 }
 
@@ -35,11 +35,11 @@ pub struct PoolArrivals {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndedRequests {
     pub requests: u64,
-    /// Tokens of their prompts.
+    /// The number of tokens of the prompts.
     pub prompt_tokens: u64,
-    /// Tokens of their prompts that the engine had cached.
+    /// The number of prompt tokens that the engine had cached.
     pub cached_tokens: u64,
-    /// Tokens of their outputs.
+    /// The number of tokens of the outputs.
     pub output_tokens: u64,
 }
 
@@ -74,8 +74,8 @@ impl PoolArrivals {
         self.refused = self
             .refused
             .saturating_add(refused(now).saturating_sub(refused(before)));
-        // The counts of models without a row of their own any more are part of `other` now. Their
-        // requests arrived before.
+        // The counts of models without a row of their own any more are part of `other` now. The
+        // requests of these models arrived before.
         let moved = before
             .models
             .iter()

@@ -3,7 +3,7 @@
 //!
 //! A count beyond the limit is cut, and the next reports make up for it. So an honest VM loses
 //! nothing. The first report of a VM has no limit of this kind, because the VM may have counted for
-//! years; its counts are no growth ([`super::CounterStore::first_reports`]).
+//! years; its counts are no growth (`CounterStore::first_reports`).
 
 use std::time::Duration;
 
@@ -151,7 +151,7 @@ impl GrowthLimit {
 mod tests {
     use scheduler::{Generation, Slot};
 
-    use super::super::EndpointTotals;
+    use super::super::totals::EndpointTotals;
     use super::*;
 
     fn picked(picked: u64) -> CounterTotals {
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(now, picked(100_007));
         let mut now = picked(3);
         assert_eq!(now.cut_growth(&picked(7), second), Duration::ZERO);
-        assert_eq!(now, picked(3), "a VM that counts anew may have less");
+        assert_eq!(now, picked(3), "a VM that was restarted may have less");
     }
 
     #[test]

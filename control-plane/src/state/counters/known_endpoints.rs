@@ -9,18 +9,18 @@ use tokio::time::Instant;
 use super::CounterTotals;
 use crate::pool::writer::{Absence, PoolView};
 
-/// How long counts of an endpoint are accepted after it left the pool. A proxy reports once a
-/// second, and applies an update within the 30 s that the endpoint keeps its slot.
+/// The time for which counts of an endpoint are accepted after it left the pool. A proxy reports
+/// once a second, and applies an update within the 30 s that the endpoint keeps its slot.
 const DEPARTED_KEPT: Duration = Duration::from_secs(60);
 
-/// The maximum number of endpoints that left and are still known: three full pools within that
-/// time.
+/// The maximum number of endpoints that left and are still known: three full pools within
+/// [`DEPARTED_KEPT`].
 const DEPARTED_MAX: usize = 3 * ENDPOINTS_MAX;
 
 /// The endpoints that a pool has or recently had.
 #[derive(Debug, Default)]
 pub struct KnownEndpoints {
-    /// The revision of the view that the endpoints are from.
+    /// The revision of the view from which the endpoints are.
     revision: u64,
     present: BTreeSet<(Generation, Slot)>,
     departed: BTreeMap<(Generation, Slot), Instant>,
@@ -61,12 +61,13 @@ impl KnownEndpoints {
         self.departed.len() < before
     }
 
-    /// Whether the counts of an endpoint are accepted.
+    /// Returns whether the counts of an endpoint are accepted.
     pub fn has(&self, endpoint: &(Generation, Slot)) -> bool {
         self.present.contains(endpoint) || self.departed.contains_key(endpoint)
     }
 
-    /// Removes the counts of all other endpoints. Returns their number.
+    /// Removes the counts of all endpoints that are not known. Returns the number of removed
+    /// endpoints.
     pub fn keep(&self, totals: &mut CounterTotals) -> usize {
         let before = totals.endpoints.len();
         totals.endpoints.retain(|endpoint, _| self.has(endpoint));

@@ -2,8 +2,9 @@
 
 use tokio::time::Instant;
 
+use super::reported_names::ReportedNames;
 use super::totals::{BANDS_MAX, CounterTotals, KEYS_MAX, MODELS_MAX, TotalsLabel};
-use super::{Origin, ReportedNames};
+use crate::state::peer::Origin;
 
 /// The names of a pool by kind.
 #[derive(Debug)]

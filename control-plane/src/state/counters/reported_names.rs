@@ -1,5 +1,5 @@
 //! The names under which a pool's counts are shown: models, drop reasons, bands. Clients choose
-//! some of them, and a proxy may invent them.
+//! some of these names, and a proxy may invent names.
 //!
 //! Once there are several owners, each has a share for the names that no other owner reports. Each
 //! origin has a share for the names that no other origin reports. A name that several owners report
@@ -13,13 +13,13 @@ use tokio::time::Instant;
 
 use crate::state::peer::Origin;
 
-/// How long a name stays after the last report with it. This is longer than a proxy takes to
-/// restart or to find the daemon again.
+/// The time for which a name stays after the last report with this name. The time is longer than a
+/// proxy takes to restart or to find the daemon again.
 pub const NAME_KEPT: Duration = Duration::from_secs(600);
 
-/// While several owners report, each may use one part in this many of the names. The same limit
-/// applies to origins. For models, the limit is above the number that one VM reports
-/// ([`pool_state::MODELS_MAX`]).
+/// The number of parts into which the names are divided. While several owners report, each owner
+/// may use one part. The same limit applies to origins. For models, the limit is above the number
+/// that one VM reports ([`pool_state::MODELS_MAX`]).
 const SHARE_PARTS: usize = 8;
 
 /// The names in use, and the origins that report them.
@@ -57,7 +57,7 @@ impl<N: Ord + Clone> ReportedNames<N> {
         }
     }
 
-    /// Whether counts under this name are shown.
+    /// Returns whether counts under this name are shown.
     pub fn has(&self, name: &N) -> bool {
         self.names.contains_key(name)
     }

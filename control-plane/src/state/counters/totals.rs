@@ -14,9 +14,9 @@ use super::pool_names::{OtherNames, PoolNames};
 /// llm-d has the same limit.
 pub const MODELS_MAX: usize = 1000;
 
-/// At most this many of these models may be known from client requests only, over all wasm VMs. One
-/// VM has the same limit. Each such model takes some 90 lines of the metrics page, so all take at
-/// most 2.5 MB.
+/// The maximum number of these models that only client requests name, over all wasm VMs. One VM has
+/// the same limit. Each such model takes some 90 lines of the metrics page, so all take at most 2.5
+/// MB.
 const UNLISTED_MAX: usize = pool_state::MODELS_MAX;
 
 /// The label of all models beyond the limit.
@@ -49,48 +49,48 @@ pub(super) struct CountLimit {
 /// Counts of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CounterTotals {
-    /// VMs that reported recently.
+    /// The number of VMs that reported recently.
     pub vms: u64,
     /// Counts of each generation of an endpoint.
     pub endpoints: BTreeMap<(Generation, Slot), EndpointTotals>,
     /// Counts of requests, by label.
     pub models: BTreeMap<TotalsLabel, ModelTotals>,
-    /// Requests that proxies refused, by drop reason.
+    /// The number of requests that proxies refused, by drop reason.
     pub dropped: BTreeMap<String, u64>,
     /// The time that picks took, in µs.
     pub pick_us: TotalsHistogram,
-    /// Entries of the largest prefix index.
+    /// The number of entries of the largest prefix index.
     pub prefix_entries: u64,
-    /// Entries evicted from prefix indexes.
+    /// The number of entries that were evicted from prefix indexes.
     pub prefix_evictions: u64,
-    /// Placements (prompts cached at endpoints) that other proxies did not get, because too many
-    /// were waiting.
+    /// The number of placements (prompts cached at endpoints) that other proxies did not get,
+    /// because too many were waiting.
     pub placements_dropped: u64,
     /// The running requests with an SLO, one text for each VM, as [`exchange::record::running`]
     /// writes it.
     pub running: Vec<Box<str>>,
-    /// Flow control, by priority.
+    /// The counts of flow control, by priority.
     pub bands: BTreeMap<i32, BandTotals>,
 }
 
 /// Counts of one band of flow control.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BandTotals {
-    /// Requests in the queue now.
+    /// The number of requests in the queue now.
     pub held: u64,
     /// The memory of the queued requests in the proxy, in bytes, with their bodies.
     pub bytes: u64,
-    /// How long the oldest queued request has waited, in ms.
+    /// The time that the oldest queued request has waited, in ms.
     pub oldest_ms: u64,
     /// The endpoint that was picked for the oldest request and had no room: slot and generation.
     pub full_at: Option<(u32, u32)>,
-    /// Requests by outcome, in the order of [`pool_state::queues::FLOW_OUTCOMES`].
+    /// The number of requests by outcome, in the order of [`pool_state::queues::FLOW_OUTCOMES`].
     pub outcomes: [u64; FLOW_OUTCOMES.len()],
-    /// Running requests of the band that were evicted for requests of other bands.
+    /// The number of running requests of the band that were evicted for requests of other bands.
     pub given_up: u64,
-    /// Running requests of other bands that were evicted for requests of the band.
+    /// The number of running requests of other bands that were evicted for requests of the band.
     pub given_up_for: u64,
-    /// Time in the queue of requests that were sent, in ms.
+    /// The time in the queue of requests that were sent, in ms.
     pub queue_ms: TotalsHistogram,
 }
 
@@ -107,56 +107,57 @@ pub struct TotalsLabel {
 /// Counts of one generation of an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointTotals {
-    /// How often the endpoint was the first of a ranked list.
+    /// The number of times that the endpoint was the first of a ranked list.
     pub picked: u64,
-    /// Requests answered.
+    /// The number of answered requests.
     pub served: u64,
-    /// Requests refused or reset before a response.
+    /// The number of requests that were refused or reset before a response.
     pub failed: u64,
-    /// Requests in flight now.
+    /// The number of requests in flight now.
     pub requests: u64,
-    /// Prompt tokens in flight now.
+    /// The number of prompt tokens in flight now.
     pub prefill_tokens: u64,
-    /// Tokens being generated now.
+    /// The number of tokens that are being generated now.
     pub decode_tokens: u64,
-    /// Prompts that wait for their first token now.
+    /// The number of prompts that wait for their first token now.
     pub prompts: u64,
-    /// Requests with an SLO in flight now.
+    /// The number of requests with an SLO in flight now.
     pub tracked: u64,
-    /// Requests in flight whose client does not read the reply.
+    /// The number of requests in flight whose client does not read the reply.
     pub unread: u64,
 }
 
-/// Counts of one model. The type has many fields because each is a separate metric.
+/// The type has many fields, because each field is a separate metric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelTotals {
-    /// Whether discovery, an object or an engine lists the model. Otherwise only clients name it.
+    /// Whether discovery, an object or an engine lists the model. Otherwise only clients name the
+    /// model.
     pub listed: bool,
-    /// Requests begun.
+    /// The number of requests that began.
     pub requests: u64,
-    /// Error answers by HTTP status.
+    /// The number of error answers, by HTTP status.
     pub errors: BTreeMap<String, u64>,
-    /// Time of whole exchanges, in ms.
+    /// The time of whole exchanges, in ms.
     pub duration_ms: TotalsHistogram,
-    /// Time to the first token, in ms.
+    /// The time to the first token, in ms.
     pub ttft_ms: TotalsHistogram,
-    /// Time for each further token, in ms.
+    /// The time for each further token, in ms.
     pub tpot_ms: TotalsHistogram,
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// The number of generated tokens.
     pub completion_tokens: u64,
-    /// Tokens of prompts that the engine had cached.
+    /// The number of prompt tokens that the engine had cached.
     pub cached_tokens: u64,
-    /// The prompt tokens that were not cached, by cause, in the order of
+    /// The number of prompt tokens that were not cached, by cause, in the order of
     /// [`pool_state::MISS_CAUSES`].
     pub missed_tokens: [u64; MISS_CAUSES.len()],
-    /// Bytes of request bodies.
+    /// The number of bytes of request bodies.
     pub request_bytes: u64,
-    /// Bytes of response bodies.
+    /// The number of bytes of response bodies.
     pub response_bytes: u64,
-    /// Requests in flight now.
+    /// The number of requests in flight now.
     pub running: u64,
-    /// Counts of requests with an SLO: met, missed, shed.
+    /// The numbers of requests with an SLO: met, missed, shed.
     pub slo: [u64; 3],
 }
 
@@ -182,7 +183,8 @@ impl CountLimit {
         sum: 6e17,
     };
 
-    /// Less than [`Self::OF_RETIRED`], because first reports are subtracted from all counts.
+    /// The limit for first reports. This limit is less than [`Self::OF_RETIRED`], because first
+    /// reports are subtracted from all counts.
     pub(super) const OF_FIRST_REPORTS: Self = Self {
         requests: 1 << 45,
         amount: 1 << 58,
@@ -448,7 +450,7 @@ impl TotalsHistogram {
             .fold(0, |sum, count| sum.saturating_add(*count))
     }
 
-    /// Counts `value` in the bucket of the first bound that is not below it.
+    /// Counts `value` in the bucket of the first bound that is not below `value`.
     pub fn record(&mut self, value: f64) {
         if let Some(count) = self
             .counts

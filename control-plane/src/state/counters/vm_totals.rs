@@ -14,7 +14,7 @@ use super::totals::{
 /// The maximum number of models kept of one VM.
 const MODELS_PER_VM_MAX: usize = pool_state::MODELS_MAX + 1;
 
-/// The longest model name or reason kept, in bytes. Longer ones are truncated.
+/// The longest model name or reason kept, in bytes. Longer names and reasons are truncated.
 const NAME_BYTES_MAX: usize = 256;
 
 /// The longest list of a VM's running requests that is kept, in bytes. The limit is several times

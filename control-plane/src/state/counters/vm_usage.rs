@@ -1,4 +1,4 @@
-//! How many VMs each owner and each origin has, and how much memory their counts use.
+//! The number of VMs of each owner and each origin, and the memory that their counts use.
 
 use std::collections::BTreeMap;
 
@@ -19,15 +19,15 @@ pub const BYTES_MAX: usize = 128 << 20;
 /// The maximum memory of the VMs of one origin, in bytes.
 pub(super) const BYTES_PER_ORIGIN_MAX: usize = BYTES_MAX / 8;
 
-/// If a limit is exceeded, VMs are retired until this many eighths of it are used, so that retiring
-/// is rare.
+/// The number of eighths of a limit down to which VMs are retired when the limit is exceeded, so
+/// that retiring is rare.
 pub(super) const LEFT_EIGHTHS: usize = 7;
 
-/// While several owners have VMs, the VMs of one owner may use this many quarters of the limits for
-/// all VMs.
+/// The number of quarters of the limits for all VMs that the VMs of one owner may use while several
+/// owners have VMs.
 pub(super) const OWNER_QUARTERS: usize = 3;
 
-/// Number and memory of VMs.
+/// The number and the memory of VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct VmUsage {
     pub(super) vms: usize,

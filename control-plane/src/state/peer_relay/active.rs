@@ -6,9 +6,9 @@ use tokio::time::Instant;
 
 use super::PoolRelay;
 
-/// How long a process is counted among those that divide the pool after its load report was last
-/// used. An open stream is not enough: without the daemon each proxy fills only its part of the
-/// pool, so the part of a proxy without traffic would be lost.
+/// The time for which a process counts among those that divide the pool, after its load report was
+/// last used. An open stream is not enough: without the daemon each proxy fills only its part of
+/// the pool, so the part of a proxy without traffic would be lost.
 const RECENT: Duration = Duration::from_secs(60);
 
 // === impl PoolRelay ===
@@ -35,7 +35,7 @@ impl PoolRelay {
         1 + others.max(u32::from(self.processes.len() > 1))
     }
 
-    /// Counts the processes whose load report is used, or was used lately.
+    /// Counts the processes whose load report is used, or was used within [`RECENT`].
     pub(super) fn count_recent(&mut self, now: Instant) {
         self.origins.reset_recent();
         let mut recent = 0;

@@ -18,7 +18,7 @@ pub(crate) struct CallClient {
     session: u64,
 }
 
-/// Status and body of an answer.
+/// The status and body of an answer.
 pub(crate) type CallReply = (u16, Vec<u8>);
 
 impl CallClient {
@@ -85,7 +85,7 @@ impl CallClient {
         Ok(messages)
     }
 
-    /// The next message for which `pick` returns a value.
+    /// Waits for the next message for which `pick` returns a value, and returns this value.
     async fn next<T>(&self, pick: impl Fn(Message) -> Option<T>) -> T {
         loop {
             if let Some(found) = self.hear().await.unwrap().into_iter().find_map(&pick) {
@@ -351,7 +351,8 @@ async fn a_newer_connection_of_a_process_takes_over() {
 async fn a_proxy_that_calls_no_more_is_gone() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let caller = CallClient::hello(rig.address, 1, 1).await;
-    // This time is longer than the silence that would end the connection. The calls keep it open.
+    // The test takes longer than the silence that would end the connection. The calls keep the
+    // connection open.
     let end = tokio::time::Instant::now() + Duration::from_secs(6);
     while tokio::time::Instant::now() < end {
         caller.hear().await.unwrap();

@@ -13,13 +13,13 @@ use super::outsiders::LoggedDaemon;
 
 const CA: &str = include_str!("certificates/ca.pem");
 const CA_KEY: &str = include_str!("../../../src/daemon/certificates/test_ca.key");
-/// Valid from January to March 2026, and until 2119.
+/// Two certificates: the first is valid from January to March 2026, the second until 2119.
 const OLD: &str = include_str!("certificates/old.pem");
 const FRESH: &str = include_str!("certificates/fresh.pem");
 
 const NAMESPACE: &str = "renewal";
 
-/// A Secret as Helm writes it.
+/// Returns a Secret as Helm writes it.
 fn secret(name: &str, cert: &str, key: &str, ca: Option<&str>) -> Secret {
     let texts = [
         ("tls.crt", Some(cert)),
@@ -55,7 +55,7 @@ fn text<'s>(secret: &'s Secret, key: &str) -> &'s str {
     std::str::from_utf8(&secret.data.as_ref().unwrap()[key].0).unwrap()
 }
 
-/// The account has the rights that the chart gives to the daemon.
+/// Gives the account only the rights that the chart gives to the daemon.
 async fn limit(client: &Client) {
     let group = "rbac.authorization.k8s.io/v1";
     let rules = json!([

@@ -76,7 +76,8 @@ fn every_option_of_serve_is_an_environment_variable_too() {
     let mut count = 0;
     for option in options.filter(|o| *o != "help") {
         let variable = match option {
-            "headroom-selection-strategy" => "HEADROOM_SELECTION_STRATEGY".to_owned(), // the name in llm-d
+            // This is the name in llm-d.
+            "headroom-selection-strategy" => "HEADROOM_SELECTION_STRATEGY".to_owned(),
             _ => format!("SWITCHPOINT_{}", option.to_uppercase().replace('-', "_")),
         };
         assert!(
@@ -311,7 +312,7 @@ fn check_answers_for_every_item() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["errors"][0]["line"], 4);
     check(&["check", "/no/such/file"], 1, &["No such file"]);
-    // `check` also tries port 8002, Triton's. No other program uses this address, so the port is
+    // `check` also tries Triton's port 8002. No other program uses this address, so the port is
     // free.
     check(
         &["check", "--endpoint", "127.231.47.11:1"],
@@ -450,7 +451,8 @@ async fn it_scrapes_plain_http_on_a_system_without_ca_certificates() {
     );
 }
 
-/// A `sh` under the name of the program shows which arguments it gets.
+/// Checks the arguments that the migration program gets. A `sh` under the name of the program shows
+/// the arguments.
 #[test]
 fn migrate_runs_the_program_of_its_own_and_says_so() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -35,7 +35,7 @@ async fn post(daemon: &Daemon, question: &Value) -> (u16, Value) {
     (reply.status().as_u16(), reply.json().await.unwrap())
 }
 
-/// A record as the filter writes it, of a pool with one endpoint.
+/// Returns a record as the filter writes it, for a pool with one endpoint.
 fn record(endpoint: &state::Endpoint) -> String {
     json!({
         "version": [1, 1], "rng": 5, "metrics_stale": false, "out_of_touch": false, "reuse_interval": 0, "evicted_share": 0,
@@ -351,7 +351,7 @@ async fn every_error_is_a_failure() {
     daemon.stop().await;
 }
 
-/// The requests that a browser sends for a page of another site.
+/// Sends the requests that a browser sends for a page of another site.
 #[tokio::test]
 async fn pages_of_other_sites_get_nothing() {
     let open = daemon(&["--endpoint", "127.0.0.1:1"]).await;
@@ -407,7 +407,8 @@ async fn pages_of_other_sites_get_nothing() {
     named.stop().await;
 }
 
-/// Questions that take long, or whose body comes slowly, delay only each other.
+/// Checks that the daemon explains one question at a time. Questions that take long, or whose body
+/// arrives slowly, delay only each other.
 #[tokio::test]
 async fn one_question_is_explained_at_a_time() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
@@ -434,13 +435,15 @@ async fn one_question_is_explained_at_a_time() {
     daemon.stop().await;
 }
 
-/// The time that an explanation should take. It is far longer than the pauses of a busy machine.
+/// The time that an explanation should take. This time is far longer than the pauses of a busy
+/// machine.
 const LONG: Duration = Duration::from_secs(1);
 
-/// The most prompts in a request of [`long_question`], which then has 16 MiB.
+/// The maximum number of prompts in a request of [`long_question`], which then has 16 MiB.
 const PROMPTS_MAX: usize = 1 << 22;
 
-/// Starts an engine that counts its scrapes. Each scrape reports another load than the one before.
+/// Starts an engine that counts its scrapes. Each scrape reports another load than the scrape
+/// before.
 async fn counting_engine() -> (String, Arc<AtomicU64>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -455,7 +458,7 @@ async fn counting_engine() -> (String, Arc<AtomicU64>) {
     (address, scrapes)
 }
 
-/// The time until the daemon has explained `question`.
+/// Returns the time until the daemon has explained `question`.
 async fn explanation_time(client: &reqwest::Client, url: &str, question: &Bytes) -> Duration {
     let began = Instant::now();
     let reply = client
@@ -470,7 +473,7 @@ async fn explanation_time(client: &reqwest::Client, url: &str, question: &Bytes)
     began.elapsed()
 }
 
-/// A question whose explanation takes at least [`LONG`], or is about a request with
+/// Returns a question whose explanation takes at least [`LONG`], or a question about a request with
 /// [`PROMPTS_MAX`] prompts.
 async fn long_question(client: &reqwest::Client, url: &str) -> Bytes {
     let mut prompts = 1 << 19;
@@ -486,8 +489,8 @@ async fn long_question(client: &reqwest::Client, url: &str) -> Bytes {
     }
 }
 
-/// The daemon of this test has one thread. It answers nothing while that thread computes an
-/// explanation.
+/// Checks that nothing waits for an explanation. The daemon of this test has one thread, and
+/// answers no request while that thread computes an explanation.
 #[tokio::test]
 async fn nothing_waits_for_an_explanation_that_is_computed() {
     const EXPLANATIONS: u64 = 2;

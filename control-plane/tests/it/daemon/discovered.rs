@@ -18,7 +18,8 @@ use tokio::sync::watch;
 use super::fake_api::FakeApi;
 use super::harness::{Daemon, daemon, get, get_json, serve, until};
 
-/// A lost process is noticed after three missed heartbeats of five seconds.
+/// The maximum wait for a change. The daemon notices a lost process after three missed heartbeats
+/// of five seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process that ends with its test.
@@ -62,7 +63,7 @@ fn register(
     SidecarProcess(switchpointd(&[&line, more].concat()).spawn().unwrap())
 }
 
-/// The members of pool `p` as text: name, address and role.
+/// Returns the members of pool `p` as text: name, address and role.
 fn members(daemon: &Daemon) -> String {
     let pools = daemon.shared.pools.views.borrow().clone();
     let role = |labels: &[(String, String)]| {
@@ -229,7 +230,7 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
     );
     health.send_replace(StatusCode::OK);
     is("d0 127.0.0.1:9001 Some(\"decode\"), p0 127.0.0.1:9003 Some(\"prefill\")").await;
-    drop(decode); // killed, so its heartbeats end
+    drop(decode); // The worker is killed, so its heartbeats end.
     is("p0 127.0.0.1:9003 Some(\"prefill\")").await;
     assert_eq!(
         seen().await,
@@ -238,8 +239,8 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
     daemon.stop().await;
 }
 
-/// A standby that becomes the leader knows the endpoints that it followed. The source of these
-/// endpoints is gone by then, so the daemon could not read them again.
+/// Checks that a standby that becomes the leader knows the endpoints that it followed. The source
+/// of these endpoints is gone by then, so the daemon could not read them again.
 #[tokio::test]
 async fn a_standby_leads_with_the_endpoints_that_it_followed() {
     let root = tempfile::tempdir().unwrap();
@@ -288,7 +289,7 @@ impl DaemonLog {
         all
     }
 
-    /// Waits for a line with this text and returns the first.
+    /// Waits for a line with this text, and returns the first such line.
     pub(super) async fn line(&self, part: &str) -> Value {
         let found = || {
             self.0
@@ -314,8 +315,8 @@ pub(super) fn kubeconfig(folder: &Path, fake: &FakeApi) -> PathBuf {
     path
 }
 
-/// The daemon cannot configure the gateway of an InferencePool, so it reports what the pool wants
-/// in the log and on the admin pages.
+/// Checks that the daemon reports what an InferencePool wants in the log and on the admin pages,
+/// because the daemon cannot configure the gateway of an InferencePool.
 #[tokio::test]
 async fn the_gateway_settings_of_an_inference_pool_are_reported() {
     let root = tempfile::tempdir().unwrap();

@@ -89,7 +89,7 @@ impl GatewayStream {
             .unwrap()
     }
 
-    /// The destination of a request without a body.
+    /// Sends a request without a body, and returns its destination.
     pub(super) async fn destination(&mut self) -> String {
         match self
             .say(&[(":method", "GET"), (":path", "/v1/models")], false)

@@ -143,8 +143,8 @@ async fn until_the_file_can_be_read_the_daemon_is_alive_but_not_ready() {
     daemon.stop().await;
 }
 
-/// The file contains the secret of the hashes. A file that an earlier release made readable for all
-/// is made private.
+/// Checks that only the owner can read the file, which contains the secret of the hashes. If an
+/// earlier release made the file readable for all, the daemon makes it private.
 #[tokio::test]
 async fn the_snapshot_file_is_its_owners_alone() {
     use std::os::unix::fs::PermissionsExt;
@@ -205,7 +205,7 @@ async fn a_restart_keeps_slots_generations_and_secret_in_a_newer_term() {
     };
     first.stop().await;
 
-    // The source is gone when the daemon starts again; the last known endpoints are served.
+    // The source is gone when the daemon starts again, so it serves the last known endpoints.
     std::fs::remove_file(&file).unwrap();
     let second = daemon(&args).await;
     assert_eq!(get(second.admin_address, "/readyz").await.0, 200);
@@ -313,7 +313,7 @@ async fn a_configuration_is_reloaded_and_a_bad_one_keeps_the_old() {
     daemon.stop().await;
 }
 
-/// An objective of a pool, as one line of YAML.
+/// Returns an objective of a pool, as one line of YAML.
 fn objective(pool: &str, priority: i32) -> String {
     format!(
         "{{apiVersion: llm-d.ai/v1alpha2, kind: InferenceObjective, metadata: {{name: batch}}, spec: {{priority: {priority}, poolRef: {{name: {pool}}}}}}}"

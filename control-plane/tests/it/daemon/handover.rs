@@ -1,5 +1,5 @@
-//! How long it takes until another daemon leads, with a Lease in a real kube-apiserver. The standby
-//! is alive and answers ext_proc all the time.
+//! Measures how long it takes until another daemon leads, with a Lease in a real kube-apiserver.
+//! The standby is alive and answers ext_proc all the time.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use super::harness::until;
 use super::outsiders::LoggedDaemon;
 use super::standby::BusyGateway;
 
-/// The limit for a leader that releases the lease on SIGTERM.
+/// The maximum time of a handover by a leader that releases the lease on SIGTERM.
 const RELEASED_MAX: Duration = Duration::from_secs(3);
 
-/// The limit for a leader that is killed.
+/// The maximum time of a handover by a leader that is killed.
 const KILLED_MAX: Duration = LEASE_DURATION.saturating_add(Duration::from_secs(2));
 
 const ROUNDS: u64 = 10;
@@ -28,7 +28,8 @@ const STANDS_BY: &str = "standing by until this daemon gets the lease";
 struct HandoverDrill {
     kubeconfig: String,
     arguments: Vec<String>,
-    /// An engine that accepts connections and never answers: the daemon stops during a scrape.
+    /// An engine that accepts connections and never answers, so that the daemon stops during a
+    /// scrape.
     _silent: TcpListener,
 }
 
@@ -64,26 +65,27 @@ impl HandoverDrill {
         .await
     }
 
-    /// The leader, and a standby that has seen its lease.
+    /// Starts a leader, and a standby that has seen the leader's lease.
     async fn pair(&self) -> (LoggedDaemon, LoggedDaemon) {
         let leader = self.daemon("serving").await;
         let standby = self.standby(0).await;
         (leader, standby)
     }
 
-    /// A standby that reads the lease at another moment in each round.
+    /// Starts a standby, which reads the lease at another moment in each round.
     async fn standby(&self, round: u64) -> LoggedDaemon {
         let standby = self.daemon(STANDS_BY).await;
         until("the standby is alive", || async {
             standby.health().await[..2] == [true, false]
         })
         .await;
-        tokio::time::sleep(Duration::from_millis(300 + 120 * round)).await; // the standby has read the lease
+        // The standby has read the lease by then.
+        tokio::time::sleep(Duration::from_millis(300 + 120 * round)).await;
         standby
     }
 }
 
-/// Sends the signal to the leader; returns the time until the standby leads.
+/// Sends the signal to the leader. Returns the time until the standby leads.
 async fn hand_over(leader: &mut LoggedDaemon, standby: &LoggedDaemon, signal: &str) -> Duration {
     let probe = plain(standby.at("health")).await;
     let gateway = BusyGateway::start(standby.at("ext_proc")).await;

@@ -1,4 +1,4 @@
-//! A daemon in this process, and clients that play its peers.
+//! A daemon in this process, and clients that act as its peers.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -32,7 +32,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-/// Longer than any step takes on a busy machine; only a failure reaches it.
+/// The maximum time of a step. It is longer than every step takes on a busy machine, so only a
+/// failure reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A daemon that leads.
@@ -79,7 +80,7 @@ pub(crate) async fn daemon(args: &[&str]) -> Daemon {
     Daemon::from_standby(StandbyDaemon::start(serve(args)).await.unwrap()).await
 }
 
-/// The command line of such a daemon.
+/// Returns the arguments of `switchpointd serve` for a daemon on free ports.
 pub(crate) fn serve(args: &[&str]) -> ServeArgs {
     let ports = [
         "--listen-state",
@@ -105,7 +106,7 @@ pub(crate) fn write(path: &Path, text: &str) {
     std::fs::rename(temporary, path).unwrap();
 }
 
-/// An endpoints file with these ports.
+/// Returns an endpoints file with these ports.
 pub(crate) fn endpoints(ports: &[u16]) -> String {
     let rows: String = ports
         .iter()
@@ -130,7 +131,7 @@ pub(crate) async fn get_json(address: SocketAddr, path: &str) -> serde_json::Val
     serde_json::from_str(&get(address, path).await.1).unwrap()
 }
 
-/// Repeats until the condition holds.
+/// Checks the condition again and again until it holds.
 pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let patient = async {
         while !condition().await {
@@ -183,7 +184,7 @@ impl DaemonHarness {
         rig
     }
 
-    /// A daemon that gets its endpoints from the test's own discovery.
+    /// Starts a daemon that gets its endpoints from the test's own discovery.
     pub(crate) async fn following(discovered: SetChanges) -> Self {
         Self::fed_by(discovered, mpsc::channel(1).0).await
     }
@@ -302,7 +303,7 @@ impl FilterStream {
             .unwrap();
     }
 
-    /// Sends a message; returns false if the stream has ended.
+    /// Sends a message. Returns false if the stream has ended.
     pub(crate) async fn tell(&self, message: proxy_message::Message) -> bool {
         self.outbound
             .send(state::ProxyMessage {
@@ -324,7 +325,7 @@ impl FilterStream {
         .await;
     }
 
-    /// Sends a Hello; returns false if the stream has ended.
+    /// Sends a Hello. Returns false if the stream has ended.
     pub(crate) async fn introduce(&self, node_id: &str, pools: &[&str]) -> bool {
         self.tell(proxy_message::Message::Hello(state::Hello {
             schema: proto::SCHEMA,
@@ -354,7 +355,7 @@ impl FilterStream {
         }
     }
 
-    /// The next pool update, which it acknowledges.
+    /// Waits for the next pool update, and acknowledges it.
     pub(crate) async fn pool_update(&mut self) -> state::PoolUpdate {
         let pool_update = self.pool_update_unanswered().await;
         self.ack(&pool_update, "").await;
@@ -379,7 +380,7 @@ impl FilterStream {
         self.say(proxy_message::Message::Ack(ack)).await;
     }
 
-    /// The pool update that arrives within `time`, if any.
+    /// Returns the pool update that arrives within `time`, or `None`.
     pub(crate) async fn pool_update_within(&mut self, time: Duration) -> Option<state::PoolUpdate> {
         tokio::time::timeout(time, self.pool_update()).await.ok()
     }
@@ -451,7 +452,7 @@ impl EnvoyStream {
         Ok(next.expect("the stream ended"))
     }
 
-    /// The ports of the next set, which it acknowledges.
+    /// Waits for the next set of endpoints, acknowledges it, and returns its ports.
     pub(crate) async fn ports(&mut self) -> Vec<u32> {
         let response = self.next().await.unwrap();
         self.ack(&response).await;

@@ -1,5 +1,5 @@
-//! `docs/reference/metrics.md` against the page of a running daemon: which of llm-d's metrics exist
-//! here, and the tables of our own.
+//! Compares `docs/reference/metrics.md` with the page of a running daemon: which of llm-d's metrics
+//! exist here, and the tables of our own metrics.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,7 +20,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The metrics that a page declares, by the name that Prometheus stores.
+/// Returns the metrics that a page declares, by the name that Prometheus stores.
 fn declared(page: &str) -> BTreeMap<String, DeclaredMetric> {
     let lines = |word: &str| -> BTreeMap<String, String> {
         let rows = page
@@ -46,7 +46,8 @@ fn declared(page: &str) -> BTreeMap<String, DeclaredMetric> {
         .collect()
 }
 
-/// The text between the marks `begin` and `end` of a part.
+/// Returns the text before a part, the text between the marks `begin` and `end` of the part, and
+/// the text after it.
 fn part<'a>(document: &'a str, name: &str) -> (&'a str, &'a str, &'a str) {
     let (before, rest) = document
         .split_once(&format!("<!-- {name}: begin -->\n"))
@@ -55,7 +56,7 @@ fn part<'a>(document: &'a str, name: &str) -> (&'a str, &'a str, &'a str) {
     (before, inside, after)
 }
 
-/// The cells of a table, without its head.
+/// Returns the cells of a table, without its head.
 fn rows(table: &str) -> Vec<Vec<&str>> {
     table
         .lines()
@@ -82,7 +83,7 @@ fn table<'a>(metrics: impl Iterator<Item = (&'a str, &'a str, &'a str)>) -> Stri
     text
 }
 
-/// The rows of the filter's table: name, kind and meaning.
+/// Returns the rows of the filter's table: name, kind and meaning.
 fn filter_metrics(source: &str) -> Vec<(String, String, String)> {
     let row = |line: &str| {
         let (kind, rest) = line.trim().split_once(": ")?.1.split_once(" \"")?;
@@ -100,7 +101,8 @@ fn filter_metrics(source: &str) -> Vec<(String, String, String)> {
         .collect()
 }
 
-/// The type of a published metric. A name with `*` at its end means all names with this beginning.
+/// Returns the type of a published metric. A name with `*` at its end means all names with this
+/// beginning.
 fn published<'a>(page: &'a BTreeMap<String, DeclaredMetric>, name: &str) -> Option<&'a str> {
     let metric = match name.strip_suffix('*') {
         Some(family) => page

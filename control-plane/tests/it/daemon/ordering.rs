@@ -8,7 +8,8 @@ use control_plane::serve::state_stream::EDS_ABSENT_GRACE;
 
 use super::harness::{DaemonHarness, EnvoyStream, FilterStream, instance, names, ports, until};
 
-/// Long enough for a wrong message to arrive; a correct daemon never sends it.
+/// The time in which no message may arrive. It is long enough for a wrong message, which a correct
+/// daemon never sends.
 const QUIET: Duration = Duration::from_millis(700);
 
 #[tokio::test]
@@ -114,7 +115,7 @@ async fn a_slot_is_lent_again_only_after_every_filter_acknowledged() {
     assert_ne!(second.slot, first.slot, "a's slot is not free yet");
     assert!(second.generation > first.generation);
 
-    drop(filter); // no proxy is left to acknowledge
+    drop(filter); // No proxy is left that could acknowledge the removal.
     let freed = || async {
         rig.shared
             .pools

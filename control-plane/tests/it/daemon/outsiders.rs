@@ -21,11 +21,12 @@ use super::ext_proc::{plain, serving};
 use super::harness::{FilterStream, daemon, endpoints, get, get_json, names, until, write};
 use super::tls::{TlsAuthority, served, tls};
 
-/// The time within which a proper client is served while others hold all the connections they can.
-/// Their connections time out later, after 10 s.
+/// The maximum time until a proper client is served while others hold all the connections they can.
+/// The connections of the others time out later, after 10 s.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-/// Longer than a silent connection may stay open, also on a busy machine.
+/// The maximum wait for the end of a silent connection. It is longer than a silent connection may
+/// stay open, also on a busy machine.
 const SILENCE_ENDS: Duration = Duration::from_secs(60);
 
 /// The program and the addresses of its listeners, from its log.
@@ -37,12 +38,12 @@ pub(super) struct LoggedDaemon {
 }
 
 impl LoggedDaemon {
-    /// Starts the program with this limit of open files; returns when the log has the message.
+    /// Starts the program with this limit of open files. Returns when the log has the message.
     pub(super) async fn start(descriptors: u32, args: &[&str], message: &str) -> Self {
         Self::start_in(descriptors, args, message, &[]).await
     }
 
-    /// Like [`Self::start`], with these environment variables.
+    /// Does the same as [`Self::start`], with these environment variables.
     pub(super) async fn start_in(
         descriptors: u32,
         args: &[&str],
@@ -155,8 +156,8 @@ async fn closed(stream: &mut TcpStream) {
     end.expect("still open").ok();
 }
 
-/// The three scenarios run at the same time, because each waits until the daemon gives up on a
-/// peer, after 10 s.
+/// Runs the three scenarios at the same time, because each scenario waits until the daemon closes a
+/// peer's connection, after 10 s.
 #[tokio::test]
 async fn silent_slow_and_dead_peers_are_cut_off_and_delay_no_others() {
     tokio::join!(
@@ -261,7 +262,7 @@ async fn silent_connections_stop_neither_scraping_nor_proper_clients() {
     }
 }
 
-/// The start of an HTTP/2 connection with a health check.
+/// Returns the start of an HTTP/2 connection with a health check.
 fn health_check() -> Vec<u8> {
     let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
         [
@@ -281,7 +282,7 @@ fn health_check() -> Vec<u8> {
         .concat()
     };
     let path = b"/grpc.health.v1.Health/Check";
-    // With HPACK's static table: POST, http, `:path`, content-type.
+    // The headers use HPACK's static table: POST, http, `:path`, content-type.
     let headers = [
         &[0x83, 0x86, 0x04, u8::try_from(path.len()).unwrap()],
         &path[..],
@@ -511,7 +512,8 @@ async fn the_admin_listener_asks_for_its_token() {
     .await;
     assert_eq!(status("/debug/state", &format!("Bearer {old}")).await, 401);
     write(&file, "short");
-    tokio::time::sleep(Duration::from_millis(600)).await; // longer than the interval of the file watcher
+    // The pause is longer than the interval of the file watcher.
+    tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(
         status("/debug/state", &accepted).await,
         200,

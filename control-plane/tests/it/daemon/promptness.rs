@@ -1,5 +1,5 @@
-//! How fast a proxy gets a change, from the event of an API server's watch to the pool update on
-//! the wire. A proxy gets no pool update without a change.
+//! Measures how fast a proxy gets a change, from the event of an API server's watch to the pool
+//! update on the wire. A proxy gets no pool update without a change.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,13 @@ use serde_json::{Value, json};
 use super::fake_api::FakeApi;
 use super::harness::{DaemonHarness, EnvoyStream, FilterStream, names};
 
-/// Ten times the promised time of an addition, because the machine may be busy.
+/// The maximum delay of a change: ten times the promised time of an addition, because the machine
+/// may be busy.
 const LIMIT: Duration = Duration::from_millis(500);
 
 const ROUNDS: usize = 9;
 
-/// A slice with these pods. The trigger time must not matter.
+/// Returns a slice with these pods. The trigger time must not matter to the daemon.
 fn slice(pods: &[&str], trigger: usize) -> Value {
     let endpoint = |(at, pod): (usize, &&str)| json!({"addresses": [format!("10.0.0.{}", at + 1)], "targetRef": {"kind": "Pod", "name": pod, "uid": pod}});
     let annotations = json!({"endpoints.kubernetes.io/last-change-trigger-time": format!("2026-11-21T00:00:{trigger:02}Z")});

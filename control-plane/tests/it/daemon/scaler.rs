@@ -15,7 +15,7 @@ use super::harness::*;
 
 const PORTS: [u16; 2] = [41_101, 41_102];
 
-/// A trigger with this metadata.
+/// Returns a trigger with this metadata.
 fn object(metadata: &[(&str, &str)]) -> ScaledObjectRef {
     let scaler_metadata = metadata
         .iter()
@@ -93,7 +93,7 @@ async fn report(filter: &FilterStream, endpoints: &[(u32, u32)], prompts: u64, h
         .await;
 }
 
-/// The value of a gauge of the daemon, by its labels.
+/// Returns the values of a gauge of the daemon, by its labels.
 fn gauges(page: &str, name: &str) -> BTreeMap<String, f64> {
     let rows = page
         .lines()
@@ -190,7 +190,8 @@ async fn work_that_a_proxy_reports_is_a_backlog_and_needs_replicas() {
     daemon.stop().await;
 }
 
-/// Work of two proxies at endpoints of two roles, and requests that both hold.
+/// Checks gauges for the work of two proxies at endpoints of two roles, while both proxies hold
+/// requests.
 #[tokio::test]
 async fn each_role_has_the_work_of_all_proxies_and_what_they_hold() {
     let folder = tempfile::tempdir().unwrap();

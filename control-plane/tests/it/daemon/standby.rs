@@ -22,7 +22,7 @@ use super::harness::{
 };
 use super::outsiders::LoggedDaemon;
 
-/// A gateway that sends one request after another to a daemon. Each must get a destination.
+/// A gateway that sends one request after another to a daemon. Each request must get a destination.
 pub(super) struct BusyGateway {
     answered: Arc<AtomicUsize>,
     stops: Arc<AtomicBool>,
@@ -47,7 +47,8 @@ impl BusyGateway {
                     .await;
                 assert!(destination.parse::<SocketAddr>().is_ok(), "{destination}");
                 count.fetch_add(1, Ordering::Relaxed);
-                tokio::time::sleep(Duration::from_millis(5)).await; // other tests run on the same cores
+                // The pause leaves the cores to other tests.
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
         });
         Self {
@@ -158,7 +159,7 @@ async fn a_standby_answers_ext_proc_and_a_lost_lease_interrupts_nothing() {
     standby.stop().await;
 }
 
-/// The update of this leader with endpoints at these ports.
+/// Waits for the update of this leader with endpoints at these ports.
 async fn update_with(filter: &mut FilterStream, ports: &[u16]) -> PoolUpdate {
     loop {
         let update = filter.pool_update().await;
@@ -230,7 +231,7 @@ async fn daemons_that_share_a_snapshot_file_keep_slots_generations_and_secret() 
     b.stop().await;
 }
 
-/// The models of the leader that are not provisional.
+/// Waits for the models of the leader that are not provisional.
 async fn settled_models(filter: &mut FilterStream) -> LearnedModels {
     loop {
         if let Message::LearnedModels(models) = filter.next().await.unwrap()
@@ -241,11 +242,13 @@ async fn settled_models(filter: &mut FilterStream) -> LearnedModels {
     }
 }
 
-/// The limit until proxies have the models again: a second, and more on a busy machine.
+/// The maximum time until proxies have the models again, which should take a second, and longer on
+/// a busy machine.
 const TAKEN_OVER_MAX: Duration = Duration::from_secs(5);
 
-/// The standby has followed the pool all the time and has learned nothing. The proxies send it the
-/// models of the previous leader, and a proxy without models gets them within a second.
+/// Checks that a standby takes over the models of a proxy. The standby has followed the pool all
+/// the time and has learned nothing. The proxies send the standby the models of the previous
+/// leader, and a proxy without models gets them within a second.
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "it is shown by `--nocapture`")]
 async fn a_live_standby_that_takes_over_goes_on_from_the_models_of_a_proxy() {

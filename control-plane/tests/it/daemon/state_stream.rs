@@ -164,7 +164,7 @@ async fn a_schema_that_is_too_old_is_refused_by_name() {
     );
 }
 
-/// By the Welcome, a module of the next release knows that it must use this release's schema.
+/// Checks that the Welcome makes a module of the next release use this release's schema.
 #[tokio::test]
 async fn a_newer_filter_is_served_in_the_schema_of_the_daemon() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
@@ -475,7 +475,7 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
         let shared_at = std::time::Instant::now();
         two.say(share()).await;
         tokio::time::sleep(SHARE_INTERVAL / 4).await;
-        // One message wakes the daemon during this time. After that message no proxy sends
+        // One message wakes the daemon during this time. After this one message, no proxy sends
         // anything.
         one.ack(&pool_update, "").await;
         let early = shared_at.elapsed() < SHARE_INTERVAL / 2;

@@ -30,12 +30,12 @@ impl TlsAuthority {
         }
     }
 
-    /// A certificate for `localhost` and its key, PEM.
+    /// Returns a certificate for `localhost` and its key, in PEM.
     fn sign(&self) -> (String, String) {
         self.sign_for("localhost")
     }
 
-    /// A certificate for the DNS name `name` and its key, PEM.
+    /// Returns a certificate for the DNS name `name` and its key, in PEM.
     fn sign_for(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec![name.to_owned()])
@@ -80,7 +80,7 @@ async fn connect(
         .await
 }
 
-/// Whether a client with this TLS configuration gets a pool update.
+/// Returns whether a client with this TLS configuration gets a pool update.
 pub(super) async fn served(address: std::net::SocketAddr, tls: ClientTlsConfig) -> bool {
     let Ok(channel) = connect(address, tls).await else {
         return false;
@@ -145,7 +145,7 @@ async fn only_clients_of_the_right_authority_are_served() {
     daemon.stop().await;
 }
 
-/// A daemon with the pools `a` and `b` that requires client certificates from `authority`.
+/// Starts a daemon with the pools `a` and `b` that requires client certificates from `authority`.
 async fn with_two_pools(authority: &TlsAuthority, folder: &Path, names: &str) -> Daemon {
     let (cert, key) = authority.put(folder);
     let ca = folder.join("ca.pem");
@@ -162,7 +162,7 @@ async fn with_two_pools(authority: &TlsAuthority, folder: &Path, names: &str) ->
     daemon(&arguments).await
 }
 
-/// Connects with that certificate, requests the pools `a` and `b`, and returns the Welcome.
+/// Connects with this certificate, requests the pools `a` and `b`, and returns the Welcome.
 async fn welcomed(
     daemon: &Daemon,
     authority: &TlsAuthority,
@@ -252,7 +252,8 @@ async fn each_pool_has_its_own_hash_secret() {
     daemon.stop().await;
 }
 
-/// For earlier certificates of the daemon, `--state-tls-client-names` has this effect.
+/// Checks that the daemon refuses its present certificate as a client's certificate.
+/// `--state-tls-client-names` excludes earlier certificates of the daemon.
 #[tokio::test]
 async fn the_certificate_of_the_daemon_is_no_client() {
     let folder = TempDir::new().unwrap();
@@ -266,7 +267,7 @@ async fn the_certificate_of_the_daemon_is_no_client() {
     daemon.stop().await;
 }
 
-/// A CA is replaced: at first the daemon trusts both CAs, then only the new CA.
+/// Checks the replacement of a CA: at first the daemon trusts both CAs, then only the new CA.
 #[tokio::test]
 async fn certificates_of_clients_rotate_while_the_daemon_runs() {
     let folder = TempDir::new().unwrap();
@@ -326,7 +327,8 @@ async fn certificates_are_read_again_when_they_change() {
     })
     .await;
     std::fs::write(folder.path().join("cert.pem"), "garbage").unwrap();
-    tokio::time::sleep(std::time::Duration::from_millis(600)).await; // longer than the interval of the file watcher
+    // The pause is longer than the interval of the file watcher.
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
     assert!(
         served(daemon.state_address, tls(&new, None)).await,
         "garbage does not replace a certificate"

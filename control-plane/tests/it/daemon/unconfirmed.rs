@@ -15,8 +15,8 @@ use super::discovered::{DaemonLog, kubeconfig, switchpointd};
 use super::fake_api::FakeApi;
 use super::harness::{self, get_json, until};
 
-/// How long the pool is observed while its nodes are lost. In a real cluster a kubelet was back
-/// after 4.7 s.
+/// The time for which the pool is observed while its nodes are lost. In a real cluster a kubelet
+/// was back after 4.7 s.
 const OBSERVED: Duration = Duration::from_secs(2);
 
 /// A limit for removals that must be immediate, with room for a busy machine. The limit is less
@@ -44,7 +44,7 @@ enum PodState {
 // === impl LostNodeDrill ===
 
 impl LostNodeDrill {
-    /// The pods as /debug/endpoints shows them: `name state`.
+    /// Returns the pods as /debug/endpoints shows them: `name state`.
     async fn shown(&self) -> String {
         let page = get_json(self.admin, "/debug/endpoints").await;
         let rows = page["endpoints"]
@@ -97,7 +97,7 @@ fn put_pod(fake: &FakeApi, number: usize, state: PodState) {
     fake.put("pods", json!({"metadata": metadata, "status": status}));
 }
 
-/// Starts engines at this port of the first addresses.
+/// Starts `count` engines, which listen on one port of 127.0.0.2, 127.0.0.3, ... Returns the port.
 async fn engines(count: u8) -> (u16, Vec<AbortHandle>) {
     let mut port = 0;
     let mut tasks = Vec::new();
@@ -175,7 +175,7 @@ async fn engines_that_answer_stay_when_all_nodes_are_reported_lost() {
     };
     until("that all engines are scraped", scraped).await;
 
-    // One after another, as the node lifecycle controller does it.
+    // The nodes are lost one after another, as the node lifecycle controller reports it.
     for number in 0..4 {
         drill.pod(number, PodState::NodeLost);
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -210,7 +210,7 @@ async fn engines_that_answer_stay_when_all_nodes_are_reported_lost() {
         "{row}"
     );
 
-    // Deliberate removals, and an engine that is dead.
+    // These are deliberate removals, and an engine that is dead.
     drill.removed_at_once(0, None).await;
     drill.removed_at_once(1, Some(PodState::ProbeFails)).await;
     drill.engines[2].abort();
@@ -252,7 +252,7 @@ impl LostNodeDrill {
             .collect()
     }
 
-    /// Deletes the pod, or gives it this state, and checks that it leaves the pool at once.
+    /// Deletes the pod, or gives it this state, and checks that it leaves the pool immediately.
     async fn removed_at_once(&self, number: usize, state: Option<PodState>) {
         let name = format!("p{number}");
         let began = Instant::now();

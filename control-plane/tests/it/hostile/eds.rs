@@ -19,7 +19,7 @@ async fn rig() -> DaemonHarness {
     DaemonHarness::start(vec![instance("a", 1)]).await
 }
 
-/// Waits for a pool update with these endpoints, for [`SOON`].
+/// Waits for a pool update with these endpoints, for at most [`SOON`].
 async fn pool_update_of(filter: &mut FilterStream, expected: &[&str]) -> state::PoolUpdate {
     let found = async {
         loop {
@@ -116,8 +116,8 @@ async fn a_stream_that_came_and_went_without_an_acknowledgement_leaves_nothing()
     pool_update_of(&mut good, &["a"]).await;
 }
 
-/// Two daemons run behind one name without a lease. The state stream goes to one daemon and EDS to
-/// the other.
+/// Checks two daemons behind one name without a lease. Envoy opens the state stream to one daemon
+/// and the EDS stream to the other.
 #[tokio::test]
 async fn state_at_one_daemon_and_eds_at_another_work_together() {
     let a = rig().await;
@@ -126,7 +126,7 @@ async fn state_at_one_daemon_and_eds_at_another_work_together() {
     assert_eq!(envoy.ports().await, [1]);
     let mut good = filter(&channel(a.address, HOME).await, 1).await;
     pool_update_of(&mut good, &["a"]).await;
-    // The proxy gets a new endpoint later than Envoy does, as with any other source of hosts.
+    // The proxy gets a new endpoint later than Envoy does, as when hosts come from another source.
     let both = vec![instance("a", 1), instance("b", 2)];
     b.reset(both.clone()).await;
     a.reset(both).await;

@@ -21,7 +21,7 @@ pub(super) const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 66));
 /// The node id that all peers share, as with the shipped Envoy files.
 pub(super) const NODE: &str = "switchpoint-envoy";
 
-/// A connection from that address.
+/// Opens a connection from the address `from`.
 pub(super) async fn channel(address: SocketAddr, from: IpAddr) -> Channel {
     Endpoint::from_shared(format!("http://{address}"))
         .unwrap()
@@ -31,7 +31,7 @@ pub(super) async fn channel(address: SocketAddr, from: IpAddr) -> Channel {
         .unwrap()
 }
 
-/// A stream after Hello and Welcome.
+/// Opens a stream, and returns it after Hello and Welcome.
 pub(super) async fn filter(channel: &Channel, process_id: u64) -> FilterStream {
     let mut filter = FilterStream::over(channel.clone()).await.unwrap();
     filter
@@ -42,7 +42,7 @@ pub(super) async fn filter(channel: &Channel, process_id: u64) -> FilterStream {
     filter
 }
 
-/// The endpoints of the pool.
+/// Returns the endpoints of the pool.
 pub(super) fn endpoints(rig: &DaemonHarness) -> Vec<EndpointRef> {
     let pools = rig.shared.pools.views.borrow().clone();
     pools
@@ -54,7 +54,7 @@ pub(super) fn endpoints(rig: &DaemonHarness) -> Vec<EndpointRef> {
         .collect()
 }
 
-/// A row with these failures and no load, written at `written`.
+/// Returns a row with these failures and no load, written at `written`.
 pub(super) fn row_of_failures(written: u64, failures: &[Ejection]) -> Vec<u8> {
     let head = pool_state::LoadReportHead {
         vm: 7,
@@ -64,7 +64,7 @@ pub(super) fn row_of_failures(written: u64, failures: &[Ejection]) -> Vec<u8> {
     LoadReportSum::default().row(head, [], failures)
 }
 
-/// A row with the largest possible numbers for these endpoints.
+/// Returns a row with the largest possible numbers for these endpoints.
 pub(super) fn largest_row(endpoints: &[EndpointRef]) -> Vec<u8> {
     let count = endpoints.len() as u64;
     let mut row: Vec<u8> = [
@@ -108,7 +108,7 @@ pub(super) fn share(row: Vec<u8>, placements: Vec<u8>) -> proxy_message::Message
     })
 }
 
-/// The next load of other proxies.
+/// Waits for the next load of other proxies.
 pub(super) async fn peers(filter: &mut FilterStream) -> state::PeerLoad {
     loop {
         if let Message::PeerLoad(peers) = filter.next().await.unwrap() {
@@ -117,7 +117,8 @@ pub(super) async fn peers(filter: &mut FilterStream) -> state::PeerLoad {
     }
 }
 
-/// The failures in a row that the daemon passed on, and the row's own time of writing.
+/// Returns the time at which the row was written, and the failures in a row that the daemon passed
+/// on.
 pub(super) fn failures(row: &[u8]) -> (Timestamp, Vec<Ejection>) {
     let mut read = PeerLoadReport::default();
     LoadReportSum::default().read(&mut read, row.to_vec());

@@ -44,7 +44,7 @@ async fn messages_that_the_daemon_has_not_taken_count_as_calls_of_their_host() {
     use_up_rate(&rig, HOME);
     let one = CallClient::hello(rig.address, 2, 2).await;
     let two = CallClient::hello(rig.address, 3, 3).await;
-    let mut kept = 2; // both Hellos
+    let mut kept = 2; // The daemon keeps both Hellos.
     let mut refused = 0;
     for caller in [&one, &two]
         .into_iter()
@@ -74,7 +74,7 @@ async fn a_connection_makes_no_answer_while_its_last_one_is_not_sent() {
         ..state::Ack::default()
     };
     caller.tell(vec![proxy_message::Message::Ack(ack)]).await;
-    // A client that takes one byte of an answer, and no more until this byte is read.
+    // This client takes one byte of an answer, and no more until it has read this byte.
     let mut narrow = Endpoint::from_shared(format!("http://{}", rig.address))
         .unwrap()
         .initial_stream_window_size(1)

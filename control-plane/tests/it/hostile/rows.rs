@@ -29,7 +29,7 @@ async fn rig() -> (DaemonHarness, FilterStream, FilterStream) {
     (rig, good, bad)
 }
 
-/// A row with this load, encoded as the daemon does it.
+/// Returns a row with this load, encoded as the daemon does it.
 fn row_of_load(at: EndpointRef, load: EndpointLoad) -> Vec<u8> {
     let mut sum = LoadReportSum::default();
     sum.reset(vec![at], []);
@@ -113,7 +113,8 @@ async fn after_a_row_of_the_largest_numbers_the_sum_is_right_again() {
         }
     };
     tokio::time::timeout(PATIENCE, mended).await.unwrap();
-    // Read once more, because the last message may have been made in between.
+    // The test reads once more, because the daemon may have made the last message before it got the
+    // new load.
     third.say(tell()).await;
     assert_eq!(load(peers(&mut good).await, at), small);
 }

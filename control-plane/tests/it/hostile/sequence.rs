@@ -1,6 +1,6 @@
-//! Any sequence of messages of several peers, beside one that behaves well. Input bytes choose the
-//! messages, so that a fuzzer and a property test can both drive it. `fuzz/fuzz_targets/peers.rs`
-//! includes this file.
+//! Any sequence of messages of several peers, beside a peer that behaves well. Input bytes choose
+//! the messages, so that a fuzzer and a property test can both drive it.
+//! `fuzz/fuzz_targets/peers.rs` includes this file.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const PEERS: u8 = 5;
 /// The number of hosts of the hostile peers.
 const HOSTS: u8 = 2;
 
-/// The daemon's side.
+/// The daemon's state, and its streams to the good and the bad peers.
 struct SequenceDaemon {
     shared: Arc<DaemonState>,
     pool: Pool,
@@ -49,7 +49,7 @@ struct ReceivedState {
 /// The bytes that choose the next messages.
 struct SequenceBytes<'b>(&'b [u8]);
 
-/// Plays the messages that `bytes` choose; panics if the daemon breaks a promise.
+/// Plays the messages that `bytes` choose. Panics if the daemon breaks a promise.
 pub fn play(bytes: &[u8]) {
     let mut world = SequenceDaemon::new();
     let mut bytes = SequenceBytes(bytes);
@@ -177,7 +177,7 @@ impl SequenceDaemon {
         self.publish();
     }
 
-    /// Each peer reads its messages. Only the good peer acknowledges.
+    /// Lets each peer read its messages. Only the good peer acknowledges its messages.
     fn listen(&mut self) {
         for (conversation, heard) in self.bad.iter_mut().flatten() {
             while let Some(message) = conversation.next(self.now) {
@@ -279,7 +279,7 @@ impl SequenceBytes<'_> {
         *first
     }
 
-    /// A number: small, large, or the largest.
+    /// Returns a number: small, large, or the largest.
     fn number(&mut self) -> u64 {
         match self.byte() {
             255 => u64::MAX,

@@ -50,7 +50,8 @@ async fn a_daemon_whose_term_is_behind_numbers_its_pool_updates_above_what_the_p
     .await;
 }
 
-/// A daemon whose process was paused may have lost its lease without noticing.
+/// Checks that a leader raises its term only after it has renewed its lease. A daemon whose process
+/// was paused may have lost its lease without noticing.
 #[tokio::test]
 async fn a_leader_raises_its_term_only_after_its_lease_was_renewed() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
@@ -75,7 +76,8 @@ async fn a_leader_raises_its_term_only_after_its_lease_was_renewed() {
     assert!(second.version.unwrap().term > held.term);
 }
 
-/// No proxy of this release holds such a term.
+/// Checks that a term of the far future raises nothing, because no proxy of this release holds such
+/// a term.
 #[tokio::test]
 async fn a_term_of_the_far_future_raises_nothing() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
@@ -125,6 +127,6 @@ async fn a_peer_that_lies_about_its_term_changes_no_other_term_and_gets_few_pool
         after.term == before.term && after.sequence > before.sequence,
         "{before:?} {after:?}"
     );
-    // The proxy that lied is still served.
+    // The proxy that sent the false term is still served.
     while !matches!(bad.next().await.unwrap(), Message::Metrics(_)) {}
 }

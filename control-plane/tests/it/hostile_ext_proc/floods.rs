@@ -17,17 +17,17 @@ use super::kit::{
 };
 use crate::daemon::harness::until;
 
-/// How long each flood lasts.
+/// The length of each flood.
 const FLOOD: Duration = Duration::from_secs(2);
 
-/// A daemon that uses little CPU for this long has read all that its peers sent.
+/// The time for which the daemon must use little CPU. Then it has read all that its peers sent.
 const SETTLED: Duration = Duration::from_millis(400);
 
-/// The most CPU that idle peers may cost, in cores. The daemon alone takes a few hundredths (a
+/// The maximum CPU that idle peers may cost, in cores. The daemon alone takes a few hundredths (a
 /// debug build somewhat more).
 const IDLE_CORES_MAX: f64 = 0.5;
 
-/// The most memory that an idle stream may take, in bytes.
+/// The maximum memory that an idle stream may take, in bytes.
 const STREAM_BYTES_MAX: u64 = 32 << 10;
 
 /// A request that is sent to the endpoint at once.
@@ -40,8 +40,8 @@ async fn flood(message: Bytes, begins: Bytes) {
     let program = DaemonProgram::start().await;
     let neighbour = SteadyClient::for_program(&program).await;
     let channel = program.channel().await;
-    // Many messages in one frame: a message that is sent alone costs its sender more than the
-    // daemon.
+    // One frame has many messages, because a message that is sent alone costs its sender more than
+    // the daemon.
     let batch = Bytes::from(message.repeat((32 << 10) / message.len() + 1));
     let senders = (0..4).map(|_| {
         let peer = RawStream::open(&channel);
@@ -77,7 +77,8 @@ async fn a_flood_of_requests_on_a_stream_leaves_room_for_others() {
     flood(framed(&models()), Bytes::new()).await;
 }
 
-/// Each piece has few bytes or none, and takes more memory than that to keep.
+/// Checks that a flood of empty pieces is not kept: each piece has few bytes or none, and takes
+/// more memory than these bytes to keep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_empty_pieces_is_not_kept_for_ever() {
     flood(
@@ -185,13 +186,13 @@ async fn half_open_handshakes_leave_room_for_others() {
     let neighbour = SteadyClient::for_program(&program).await;
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-    // A HEADERS frame without the flags END_HEADERS and END_STREAM.
+    // The bytes are a HEADERS frame without the flags END_HEADERS and END_STREAM.
     let open_headers = [0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82];
     let whole = [PREFACE, &settings, &open_headers].concat();
     let mut connections = Vec::new();
     for index in 0..300 {
         let mut connection = TcpStream::connect(program.ext_proc).await.unwrap();
-        // Cut off after each possible number of bytes.
+        // The frames are cut off after each possible number of bytes.
         connection
             .write_all(&whole[..index % (whole.len() + 1)])
             .await
@@ -213,8 +214,8 @@ async fn half_open_handshakes_leave_room_for_others() {
     program.settled().await;
 }
 
-/// Peers that send whole bodies and do not read the replies. The daemon holds the replies, and
-/// their memory is limited too.
+/// Checks that the memory of unread replies is limited. Peers send whole bodies and do not read the
+/// replies, so the daemon holds the replies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_are_not_read_are_bounded_too() {
     let program = DaemonProgram::start().await;
@@ -261,8 +262,8 @@ async fn answers_that_are_not_read_are_bounded_too() {
     program.settled().await;
 }
 
-/// A body in one long piece is split into pieces that Envoy accepts, in a time that is linear in
-/// its length.
+/// Checks that a body in one long piece is split into pieces that Envoy accepts, in a time that is
+/// linear in its length.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_piece_takes_time_in_proportion_to_its_length() {
     let program = DaemonProgram::start().await;

@@ -28,12 +28,12 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::daemon::harness::{get, get_json, until};
 
-/// The most memory that the daemon may take, whatever its peers do. The shipped manifest limits the
-/// daemon to 1 GiB.
+/// The maximum memory that the daemon may take in bytes, whatever its peers do. The shipped
+/// manifest limits the daemon to 1 GiB.
 pub(crate) const RSS_BYTES_MAX: u64 = 700 << 20;
 
-/// How long a pick of the neighbour may take. Normally a pick takes a millisecond. The rest is for
-/// a busy machine, where the flood itself takes the cores for seconds.
+/// The maximum time of a pick of the neighbour. Normally a pick takes a millisecond. The rest is
+/// for a busy machine, where the flood itself takes the cores for seconds.
 pub(crate) const PICK_MAX: Duration = Duration::from_secs(15);
 
 const PATH: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
@@ -109,7 +109,7 @@ impl DaemonProgram {
         program
     }
 
-    /// A new connection.
+    /// Opens a new connection.
     pub(crate) async fn channel(&self) -> Channel {
         self.endpoint().connect().await.unwrap()
     }
@@ -118,7 +118,7 @@ impl DaemonProgram {
         Endpoint::from_shared(format!("http://{}", self.ext_proc)).unwrap()
     }
 
-    /// A figure of `/proc/PID/status`, in kB.
+    /// Returns a figure of `/proc/PID/status`, in kB.
     fn status(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))
             .expect("the daemon lives");
@@ -129,17 +129,17 @@ impl DaemonProgram {
         line.split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// The maximum memory of the process so far, in bytes.
+    /// Returns the maximum memory of the process so far, in bytes.
     pub(crate) fn peak_rss(&self) -> u64 {
         self.status("VmHWM:") * 1024
     }
 
-    /// The memory of the process now, in bytes.
+    /// Returns the memory of the process now, in bytes.
     pub(crate) fn rss(&self) -> u64 {
         self.status("VmRSS:") * 1024
     }
 
-    /// The CPU time of the process so far.
+    /// Returns the CPU time of the process so far.
     pub(crate) fn cpu(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
@@ -147,10 +147,10 @@ impl DaemonProgram {
             .iter()
             .map(|field| field.parse::<u64>().unwrap())
             .sum();
-        Duration::from_millis(ticks * 10) // 100 ticks a second on Linux
+        Duration::from_millis(ticks * 10) // Linux counts 100 ticks a second.
     }
 
-    /// The value of a metric without labels.
+    /// Returns the value of a metric without labels.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let page = get(self.admin, "/metrics").await.1;
         let line = page
@@ -196,7 +196,7 @@ pub(crate) fn framed(message: &ProcessingRequest) -> Bytes {
     framed_bytes(&message.encode_to_vec())
 }
 
-/// A gRPC message of any bytes.
+/// Returns a gRPC message of any bytes.
 pub(crate) fn framed_bytes(message: &[u8]) -> Bytes {
     let mut framed = vec![0];
     framed.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
@@ -226,7 +226,7 @@ pub(crate) fn headers(pairs: &[(&str, &str)], end_of_stream: bool) -> HttpHeader
     }
 }
 
-/// The beginning of a chat request whose body is sent in this mode.
+/// Returns the beginning of a chat request whose body is sent in this mode.
 pub(crate) fn chat(mode: BodySendMode) -> ProcessingRequest {
     let config = ProtocolConfiguration {
         request_body_mode: mode.into(),
@@ -269,7 +269,7 @@ impl RawStream {
         Self::over(channel, metadata, true)
     }
 
-    /// A peer that reads no answers.
+    /// Opens a stream as a peer that reads no answers.
     pub(crate) fn unread(channel: &Channel) -> Self {
         Self::over(channel, &[], false)
     }
@@ -308,7 +308,7 @@ impl RawStream {
         Self { bytes, answers }
     }
 
-    /// Sends these bytes; returns false if the daemon accepts no more.
+    /// Sends these bytes. Returns false if the daemon accepts no more.
     pub(crate) async fn send(&self, bytes: Bytes) -> bool {
         self.bytes.send(bytes).await.is_ok()
     }
@@ -382,7 +382,7 @@ async fn read(
     )
 }
 
-/// The reply to the client that is among the answers, if there is one.
+/// Returns the reply to the client that is among the answers, if the answers have one.
 pub(crate) fn immediate(answers: &[ProcessingResponse]) -> Option<&ImmediateResponse> {
     answers.iter().find_map(|answer| match &answer.response {
         Some(Answer::ImmediateResponse(reply)) => Some(reply),
@@ -411,7 +411,7 @@ pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
 // === impl SteadyClient ===
 
 impl SteadyClient {
-    /// Makes picks again and again from now on.
+    /// Starts a client that makes picks again and again from now on.
     pub(crate) async fn for_program(program: &DaemonProgram) -> Self {
         let channel = program.channel().await;
         let stop = Arc::new(AtomicBool::new(false));

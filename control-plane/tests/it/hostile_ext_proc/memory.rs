@@ -12,7 +12,7 @@ use super::kit::{
 };
 use crate::daemon::harness::{EnvoyStream, PATIENCE, get, until};
 
-/// The number of clients, and what each sends of its body.
+/// The number of clients, and the number of bytes that each client sends of its body.
 const HOGS: usize = 64;
 const BODY_BYTES: usize = 20 << 20;
 const PIECE_BYTES: usize = 64 << 10;
@@ -82,7 +82,7 @@ async fn unfinished_bodies(mode: BodySendMode) {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let budget = HELD_BYTES_MAX as f64;
     assert!(held > 0.0 && held <= budget, "{held}");
-    // Refused requests are answered at once, and the answer gives the reason.
+    // Refused requests are answered immediately, and the answer gives the reason.
     let mut refused = 0;
     let mut waiting = Vec::new();
     for peer in peers {

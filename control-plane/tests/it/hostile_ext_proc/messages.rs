@@ -1,5 +1,5 @@
-//! Well-formed messages without sense: extreme values, wrong order. One test sends them all to one
-//! daemon.
+//! Well-formed messages without sense: extreme values, wrong order. One test sends all these
+//! messages to one daemon.
 
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, Metadata};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
@@ -44,7 +44,7 @@ fn with_headers(pairs: Vec<(Vec<u8>, Vec<u8>)>) -> ProcessingRequest {
     }))
 }
 
-/// A protobuf field with its length.
+/// Returns a protobuf field with its length.
 fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
     let mut field = Vec::new();
     prost::encoding::encode_varint(u64::from(tag) << 3 | 2, &mut field);
@@ -53,7 +53,7 @@ fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
     field
 }
 
-/// A value within lists, nested this deep.
+/// Returns a value within lists that are nested this deep.
 fn nested(levels: usize) -> Vec<u8> {
     (0..levels).fold(Vec::new(), |inner, _| field(6, &field(1, &inner)))
 }
@@ -396,7 +396,7 @@ async fn no_message_harms_the_daemon_or_its_other_clients() {
     program.settled().await;
 }
 
-/// A message just below the limit of its length that would take a gigabyte when decoded.
+/// Sends a message just below the limit of its length that would take a gigabyte when decoded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixteen_million_empty_headers_are_not_decoded() {
     let program = DaemonProgram::start().await;

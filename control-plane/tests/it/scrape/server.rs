@@ -13,31 +13,32 @@ use futures::stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How to answer.
+/// The way in which the server answers.
 #[derive(Clone, Debug)]
 pub enum ServerAnswer {
     /// The server answers any query with this page.
     Page(String),
-    /// Like prometheus_client: only the series named in the query.
+    /// The server serves only the series named in the query, like prometheus_client.
     HonoursFilter(String),
-    /// Like prometheus_client in multi-process mode: nothing if there is a query.
+    /// The server serves nothing if the request has a query, like prometheus_client in
+    /// multi-process mode.
     EmptyWhenFiltered(String),
-    /// 400 if there is a query.
+    /// The server answers 400 if the request has a query.
     RefusesQueries(String),
     Status(u16),
     Redirect(String),
-    /// gzip, although not requested.
+    /// The server sends gzip, although the client did not request it.
     Compressed,
-    /// An endless page, with or without a content-length.
+    /// The server sends an endless page, with or without a content-length.
     Huge {
         announced: bool,
     },
-    /// Announces more bytes than it sends, then closes.
+    /// The server announces more bytes than it sends, then closes the connection.
     CutShort(String),
     NotHttp,
-    /// Reads and never answers.
+    /// The server reads and never answers.
     Silent,
-    /// Headers, then a byte now and then.
+    /// The server sends headers, then a byte now and then.
     Trickle,
 }
 
@@ -54,7 +55,7 @@ pub struct MetricsServer {
     shared: MetricsServerState,
 }
 
-/// A page as vLLM writes it, with other series around the needed ones.
+/// Returns a page as vLLM writes it, with other series around the needed series.
 pub fn page(waiting: u32, running: u32, kv: f64) -> String {
     let mut page = String::from(
         "# TYPE python_gc_objects_collected_total counter\npython_gc_objects_collected_total{generation=\"0\"} 1\n",
@@ -95,7 +96,7 @@ impl MetricsServer {
         *self.shared.models.lock().unwrap() = answer;
     }
 
-    /// The query of every request so far; empty for a request without one.
+    /// Returns the query of every request so far. It is empty for a request without a query.
     pub fn queries(&self) -> Vec<String> {
         self.shared.queries.lock().unwrap().clone()
     }
@@ -109,8 +110,8 @@ impl MetricsServer {
     }
 }
 
-/// Answers that axum can give go through a real server behind a small relay. The relay counts
-/// connections, and gives the answers that no HTTP server would.
+/// Accepts connections and counts them. A real server (axum) gives the answers that an HTTP server
+/// can give, and this function gives the others.
 async fn accept(listener: TcpListener, shared: MetricsServerState) {
     let inner = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let inner_address = inner.local_addr().unwrap();

@@ -63,7 +63,7 @@ impl TlsFixture {
         Path::new(self.folder.path()).join(name)
     }
 
-    /// Serves one page on every connection; returns the address.
+    /// Serves one page on every connection. Returns the address.
     fn serve(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

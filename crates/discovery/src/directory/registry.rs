@@ -1,4 +1,5 @@
-//! Registers instances in a directory: a file that is touched while the process runs.
+//! Registers instances in a directory. Each instance is a file, which the process touches while it
+//! runs.
 
 use std::io;
 use std::path::PathBuf;
@@ -92,8 +93,8 @@ struct DirectoryRegistration {
     temporary: PathBuf,
     generation: Arc<str>,
     registrant: Registrant,
-    /// True until the registration is withdrawn. Locked while the file is written, so that no write
-    /// happens after the withdrawal.
+    /// Whether the registration has not been withdrawn yet. The lock is held while the file is
+    /// written, so that no write happens after the withdrawal.
     open: Mutex<bool>,
 }
 
@@ -152,7 +153,8 @@ impl DirectoryRegistration {
 
     fn touch(&self, said: &Announcement) -> io::Result<()> {
         match self.is_ours() {
-            // If another process has put a link there, this changes the link itself.
+            // If another process has put a symbolic link at this path, the call changes the link
+            // itself.
             Some(true) => rustix::fs::utimensat(CWD, &self.path, &NOW, AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(io::Error::from),
             Some(false) => Ok(()), // another process registered under the same id
@@ -169,7 +171,8 @@ impl DirectoryRegistration {
         let _ = std::fs::remove_file(&self.temporary);
     }
 
-    /// Whether this process wrote the file; `None` if the file does not exist or cannot be read.
+    /// Returns whether this process wrote the file; `None` if the file does not exist or cannot be
+    /// read.
     fn is_ours(&self) -> Option<bool> {
         let (record, _) = read(&self.path).ok()?;
         Some(record.instance.generation == *self.generation)

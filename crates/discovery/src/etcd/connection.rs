@@ -23,14 +23,14 @@ pub const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum time that one request may take. A keep-alive has to fit into a third of the lease.
 pub(super) const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How to reach etcd.
+/// The addresses, the key prefix and the credentials for etcd.
 #[derive(Clone, Debug, Default)]
 pub struct EtcdConfig {
-    /// Members, as `http://host:port` or `https://host:port`.
+    /// The members of the cluster, as `http://host:port` or `https://host:port`.
     pub endpoints: Vec<String>,
     /// The prefix of the keys of instances; [`PREFIX_DEFAULT`] when empty.
     pub prefix: String,
-    /// User and password.
+    /// The user and the password, if etcd demands them.
     pub user: Option<(String, String)>,
     /// The CA that signed the members' certificates, PEM.
     pub ca: Option<Vec<u8>>,
@@ -109,15 +109,15 @@ impl EtcdConnection {
         )
     }
 
-    /// Creates a request with the token of the user, if there is one. A unary request has a
-    /// deadline.
+    /// Creates a request with the token of the user, if there is one. If `unary`, the request gets
+    /// a deadline.
     pub(super) async fn request<T>(&self, message: T, unary: bool) -> Result<Request<T>, Status> {
         let mut request = Request::new(message);
         if unary {
             request.set_timeout(REQUEST_DEADLINE);
         }
-        // A member without a leader then refuses the request, because otherwise it would answer
-        // from old state.
+        // With this key, a member without a leader refuses the request. Without the key, the member
+        // would answer from old state.
         request
             .metadata_mut()
             .insert("hasleader", MetadataValue::from_static("true"));

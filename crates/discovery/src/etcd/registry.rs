@@ -1,4 +1,4 @@
-//! Registers instances in etcd: a key under a lease that is kept alive.
+//! Registers instances in etcd. Each instance is a key under a lease that is kept alive.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use crate::registry::{
 };
 use crate::wait::wait_after;
 
-/// How long an instance stays registered after its last keep-alive. With ten seconds, a common
-/// choice, slow DNS or a leader election removed whole deployments.
+/// The time for which an instance stays registered after its last keep-alive. With ten seconds, a
+/// common choice, slow DNS or a leader election removed whole deployments.
 pub const LEASE: Duration = Duration::from_secs(30);
 
 /// An etcd cluster as a registry.
@@ -31,7 +31,7 @@ pub struct EtcdRegistry {
 // === impl EtcdRegistry ===
 
 impl EtcdRegistry {
-    /// Creates a registry in that cluster.
+    /// Creates a registry in the cluster of `config`.
     ///
     /// # Errors
     /// Fails if no endpoint is given, or if an endpoint or a certificate is invalid.
@@ -126,8 +126,8 @@ impl EtcdRegistration {
                     Err(_) => return Err(Status::cancelled("the handle was dropped")),
                 },
                 _ = due.tick() => {
-                    // Each keep-alive uses its own stream, because a hanging long stream would show
-                    // only when the lease is lost.
+                    // Each keep-alive uses its own stream, because a long stream that hangs would
+                    // be noticed only when the lease is lost.
                     let ask = futures::stream::iter([api::LeaseKeepAliveRequest { id: lease.id }]);
                     let mut answers = within(client.lease_keep_alive(self.connection.request(ask, false).await?)).await?;
                     let answer = tokio::time::timeout(REQUEST_DEADLINE, answers.message()).await;

@@ -2,8 +2,8 @@
 //! This module has no I/O.
 //!
 //! The slice controller copies the labels of the Service, which are the same for all its pods.
-//! Labels that differ between pods (engine, role, adapters) are only on the pods. If both have a
-//! label, the pod's value wins.
+//! Labels that differ between pods (engine, role, adapters) are only on the pods. If a slice and a
+//! pod have the same label, the pod's value is used.
 //!
 //! A slice does not give the reason why an endpoint is not ready. The endpoint is unconfirmed only
 //! if the status of its pod shows that the node failed and the pod did not. When the node is back,
@@ -25,7 +25,7 @@ pub(super) struct PodLabels(HashMap<String, LabelSet>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct LabelSet {
-    /// UID of the pod: a new pod with the same name is a new generation.
+    /// The UID of the pod. A new pod with the same name is a new generation.
     uid: String,
     labels: Vec<(String, String)>,
     /// Whether the last report that the pod is not ready was about its node.
@@ -35,7 +35,7 @@ struct LabelSet {
 // === impl PodLabels ===
 
 impl PodLabels {
-    /// Applies the complete list of pods; returns the names of those that changed.
+    /// Applies the complete list of pods; returns the names of the pods that changed.
     pub(super) fn reset(&mut self, pods: &[Pod]) -> Vec<String> {
         let before = std::mem::take(&mut self.0);
         self.0 = pods
@@ -107,7 +107,7 @@ impl PodLabels {
         })
     }
 
-    /// Does the same as [`Self::join`] for an event from a slice.
+    /// Joins an event from a slice with its pod, as [`Self::join`] does for a record.
     pub(super) fn join_event(&self, event: BackendEvent) -> BackendEvent {
         match event {
             BackendEvent::Apply(record) => BackendEvent::Apply(self.join(&record)),

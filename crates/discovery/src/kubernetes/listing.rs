@@ -1,10 +1,10 @@
 //! Lists and watches one kind of objects. Every fault leads to a new list.
 //!
-//! A fault is an error, a silent watch, or a watch that ends before its time. For example, after a
-//! restore of etcd from a backup, the last version of a watch lies in the future. The API server
-//! accepts such a watch and sends nothing. So after a fault, and at a maximum age, this code waits
-//! and lists again, and the list replaces the set. Meanwhile the events received so far stay in
-//! use. Only a watch that lasted as long as requested continues from its last version.
+//! A fault is an error, a silent watch, or a watch that ends before the requested time. For
+//! example, after a restore of etcd from a backup, the last version of a watch lies in the future.
+//! The API server accepts such a watch and sends nothing. So after a fault, and at a maximum age,
+//! this code waits and lists again, and the list replaces the set. Meanwhile the events received so
+//! far stay in use. Only a watch that lasted as long as requested continues from its last version.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -18,15 +18,15 @@ use tokio::time::Instant;
 
 use crate::wait::wait_after;
 
-/// After this many seconds a watch ends and starts again.
+/// The number of seconds after which a watch ends and starts again.
 const WATCH_SECONDS: u32 = 30;
 
 /// The minimum age at which a watch may end without a fault. An earlier end means that the API
 /// server restarted, or that a proxy closed the connection.
 const WATCH_LASTS_MIN: Duration = Duration::from_secs(25);
 
-/// The maximum time without an event from a watch. Then the watch is ended, because the network may
-/// drop packets.
+/// The maximum time without an event from a watch. A watch that is silent for longer is ended,
+/// because the network may drop packets.
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(35);
 
 /// The maximum number of objects in one page of a list: the default of `kubectl`.
@@ -64,9 +64,9 @@ struct ObjectSelectors {
 struct ListWatch<K> {
     api: Api<K>,
     selectors: ObjectSelectors,
-    /// The last version of the list or of the watch. `None` before the first list.
+    /// The last version of the list or of the watch; `None` before the first list.
     version: Option<String>,
-    /// The open watch and its beginning.
+    /// The open watch, and the time when it began.
     open: Option<(WatchEvents<K>, Instant)>,
 }
 
@@ -77,7 +77,7 @@ enum ListWatchEvent<K> {
     Listed(Vec<K>),
     Applied(K),
     Deleted(K),
-    /// A watch ended without an error before its time.
+    /// A watch ended without an error before the requested time.
     EndedEarly,
     /// The API does not have this kind.
     UnknownKind(String),
@@ -87,19 +87,19 @@ enum ListWatchEvent<K> {
 /// The state of an [`ObjectWatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ObjectWatchState {
-    /// Waits for its list.
+    /// The list was requested and has not arrived.
     Listing,
-    /// Has its list and watches.
+    /// The list has arrived, and the watch follows its changes.
     Watching,
-    /// Waits after an error.
+    /// The pause after an error, before the next list.
     Resting,
 }
 
-/// A change of the set.
+/// A change of the set of objects.
 pub(super) enum ObjectWatchEvent<K> {
-    /// The complete set.
+    /// The complete set of objects.
     All(Vec<K>),
-    /// A new object, or a new value of a known one.
+    /// A new object, or a new value of a known object.
     Applied(K),
     /// The object was removed.
     Deleted(K),
@@ -162,7 +162,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
         self.until = Instant::now() + LIST_DEADLINE;
     }
 
-    /// Returns the next change. Cancel-safe.
+    /// Returns the next change. The call is cancel-safe.
     pub(super) async fn next(&mut self) -> ObjectWatchEvent<K> {
         loop {
             let event = tokio::select! {
@@ -214,7 +214,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
         self.failures += 1;
     }
 
-    /// Starts the pause that follows this many errors, after which it lists again.
+    /// Starts the pause that follows this many errors, after which the next list begins.
     fn rest(&mut self, errors: u32) {
         self.state = ObjectWatchState::Resting;
         self.until = Instant::now() + wait_after(errors);
@@ -288,7 +288,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ListWatch<
         }
     }
 
-    /// Returns the next event of the open watch, or of the next one.
+    /// Returns the next event of the open watch, or of the next watch.
     async fn watch(&mut self) -> kube::Result<ListWatchEvent<K>> {
         let ObjectSelectors { labels, fields } = &self.selectors;
         let params = WatchParams {

@@ -86,7 +86,7 @@ fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<InstanceRecord>> {
         return Vec::new();
     };
     let readiness = readiness(pod);
-    // If two pods have the same address, the later one wins.
+    // If two pods have the same address, the pod that was created later gets the address.
     let created = pod
         .creation_timestamp()
         .and_then(|t| u64::try_from(t.0.as_microsecond()).ok())

@@ -114,7 +114,8 @@ impl KubernetesSecrets {
             type_,
             ..
         }) = secret;
-        // The fields that Helm writes, and the version, which the server compares.
+        // The patch has the fields that Helm writes, and the version that was read. The API server
+        // refuses the patch if the Secret now has another version.
         let metadata = ObjectMeta {
             name: metadata.name,
             namespace: metadata.namespace,

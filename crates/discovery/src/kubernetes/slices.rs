@@ -1,14 +1,14 @@
 //! Merges all EndpointSlices of a component. This module has no I/O.
 //!
-//! An endpoint may be in several slices at once: while it moves, if it is dual-stack, or if two
-//! Services select it. Slices change one at a time. So records are kept by slice. An endpoint is
-//! the merge of its records, and is removed with its last record. The time for an event depends on
-//! the size of its own slice, not on the number of slices.
+//! An endpoint may be in several slices at the same time: while it moves, if it is dual-stack, or
+//! if two Services select it. Slices change one at a time. So records are kept by slice. An
+//! endpoint is the merge of its records, and is removed with its last record. The time for an event
+//! depends on the size of its own slice, not on the number of slices.
 //!
-//! Several slices may have a record of one endpoint. A ready record wins over others, then an IPv4
+//! Several slices may have a record of one endpoint. The merge prefers a ready record, then an IPv4
 //! record (an endpoint has one address), then the record whose slice has the newest trigger time.
-//! So the later of two pods with one name wins. The order has no ties, so the result does not
-//! depend on the order of events.
+//! So of two pods with one name, the later pod is used. The order has no ties, so the result does
+//! not depend on the order of events.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -33,8 +33,8 @@ const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 const NODE_LABEL: &str = "kubernetes.io/hostname";
 
-/// The port of a slice that belongs to the instance. The instance serves `/metadata` there and,
-/// unless its metadata sets another port, its traffic.
+/// The port of a slice that belongs to the instance. The instance serves `/metadata` at this port
+/// and, unless its metadata sets another port, its traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortRule {
     /// The name of the port. `None` means the first port of the slice.
@@ -95,7 +95,7 @@ impl SliceIndex {
         self.all()
     }
 
-    /// Returns the whole set.
+    /// Returns the whole set of records.
     pub fn all(&self) -> Vec<Arc<InstanceRecord>> {
         self.endpoints
             .values()
@@ -213,7 +213,8 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
         .collect()
 }
 
-/// Returns the common values of all endpoints of a slice. The name is the Service's.
+/// Returns the common values of all endpoints of a slice. The name in the record is the name of the
+/// Service.
 fn template(slice: &EndpointSlice) -> InstanceRecord {
     let service = slice
         .labels()
@@ -291,9 +292,10 @@ fn record(
     })
 }
 
-/// Reads the readiness. `ready` alone is not enough: with `publishNotReadyAddresses` it is always
-/// true, even for a server that does not serve. A slice does not show whether the server or its
-/// node is not ready. Only the pod shows that ([`super::labels`]).
+/// Reads the readiness of an endpoint from its conditions. `ready` alone is not enough: with
+/// `publishNotReadyAddresses` it is always true, even for a server that does not serve. A slice
+/// does not show whether the server or its node is not ready. Only the pod shows this difference
+/// ([`super::labels`]).
 fn readiness(conditions: Option<&EndpointConditions>) -> InstanceReadiness {
     let Some(EndpointConditions {
         ready,

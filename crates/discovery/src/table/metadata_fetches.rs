@@ -34,7 +34,7 @@ pub(crate) struct MetadataRequest {
 pub(crate) enum MetadataResponse {
     /// The metadata with its entity tag.
     Is(Arc<Metadata>, Option<String>),
-    /// Not modified.
+    /// The metadata has not changed since the known entity tag.
     Unchanged,
     /// The instance has no metadata.
     Absent,
@@ -52,7 +52,7 @@ pub(super) struct KnownMetadata {
     failures: u32,
     pub(super) due: Option<Instant>,
     fetching: bool,
-    /// Whether to fetch again when the current fetch ends.
+    /// Whether the metadata must be fetched again when the current fetch ends.
     again: bool,
 }
 
@@ -143,7 +143,8 @@ impl InstanceTable {
         self.fill(now);
     }
 
-    /// Whether a ready instance waits for the first result of a metadata fetch, good or bad.
+    /// Returns whether a ready instance waits for the first result of a metadata fetch, good or
+    /// bad.
     pub(crate) fn is_asking(&self) -> bool {
         self.rows.values().any(|row| {
             matches!(row.state, InstanceState::Pending(_))

@@ -1,9 +1,9 @@
 //! A real etcd and kube-apiserver, and for some tests kube-controller-manager. All tests that run
-//! at the same time share them. The servers end with the last test.
+//! at the same time share these servers. The servers end with the last test.
 //!
 //! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into
-//! `.tools/bin`. Without them each test that needs a cluster reports that it is skipped, and is
-//! counted as skipped.
+//! `.tools/bin`. Without these binaries, each test that needs a cluster reports that it is skipped,
+//! and is counted as skipped.
 
 #![allow(
     clippy::unwrap_used,
@@ -34,7 +34,8 @@ use tokio::sync::Mutex as AsyncMutex;
 /// run.
 const START_MAX: Duration = Duration::from_secs(120);
 
-/// Authentication is not tested here, so all tests know the tokens.
+/// The tokens that the API server accepts. Authentication is not tested here, so all tests know the
+/// tokens.
 const TOKENS: &str =
     "tok,admin,1,\"system:masters\"\nlimited,limited,2\nworker,worker,3\nslices,slices,4\n";
 
@@ -54,13 +55,13 @@ pub(crate) struct ClusterProcess {
     child: Option<Child>,
 }
 
-/// The cluster of all tests, or `None` without its binaries.
+/// Returns the cluster that all tests share, or `None` without the binaries.
 pub(crate) async fn shared() -> Option<Arc<TestCluster>> {
     static SHARED: AsyncMutex<Weak<TestCluster>> = AsyncMutex::const_new(Weak::new());
     share(&SHARED, TestCluster::start()).await
 }
 
-/// The cluster of all tests that need controllers.
+/// Returns the cluster that all tests with controllers share, or `None` without the binaries.
 pub(crate) async fn shared_with_controllers() -> Option<Arc<TestCluster>> {
     static SHARED: AsyncMutex<Weak<TestCluster>> = AsyncMutex::const_new(Weak::new());
     share(&SHARED, TestCluster::start_with_controllers()).await
@@ -79,8 +80,8 @@ async fn share(
     Some(cluster)
 }
 
-/// The folder with the tools that `.ci/cluster_tools.py` builds. Tests of several crates compile
-/// this file, so the folder is found from any of them.
+/// Returns the folder with the tools that `.ci/cluster_tools.py` builds. Tests of several crates
+/// compile this file, so the search works from the folder of each crate.
 fn tools() -> PathBuf {
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let root = folders.filter(|folder| folder.join("envoy-config").is_dir());
@@ -89,7 +90,7 @@ fn tools() -> PathBuf {
         .join(".tools")
 }
 
-/// The path of this program.
+/// Returns the path of this program.
 pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     let built = tools().join("bin");
@@ -107,8 +108,8 @@ pub(crate) fn tool(name: &str) -> Option<PathBuf> {
 }
 
 /// Reports that the test of this thread cannot run here. `.ci/steps.py` counts these lines. The
-/// tests do not write them with `print!`, because `cargo test` hides its output for tests that
-/// pass.
+/// tests do not write these lines with `print!`, because `cargo test` hides its output for tests
+/// that pass.
 pub(crate) fn skipped(why: &str) {
     let thread = std::thread::current();
     let _ = writeln!(
@@ -118,7 +119,7 @@ pub(crate) fn skipped(why: &str) {
     );
 }
 
-/// All objects of a YAML file.
+/// Returns all objects of a YAML file.
 pub(crate) fn objects(path: &Path) -> Vec<Value> {
     let text =
         fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -127,8 +128,8 @@ pub(crate) fn objects(path: &Path) -> Vec<Value> {
     all.into_iter().filter(|object| !object.is_null()).collect()
 }
 
-/// The published definitions whose file name contains `part`, if `.ci/cluster_tools.py` has fetched
-/// them.
+/// Returns the published definitions whose file name contains `part`, if `.ci/cluster_tools.py` has
+/// fetched them.
 pub(crate) fn definitions(part: &str) -> Option<Vec<Value>> {
     let folder = tools().join("schemas");
     let files = fs::read_dir(folder)
@@ -150,7 +151,7 @@ pub(crate) fn definitions(part: &str) -> Option<Vec<Value>> {
     Some(all)
 }
 
-/// Creates an object; it may already exist.
+/// Creates an object. The object may exist already.
 pub(crate) async fn post(client: &Client, path: &str, object: &Value) -> Result<Value, String> {
     let request = Request::post(path)
         .header("content-type", "application/json")
@@ -201,7 +202,7 @@ pub(crate) async fn define(client: &Client, definitions: &[Value]) {
     }
 }
 
-/// A port that is free now.
+/// Returns a port that is free now.
 pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -214,7 +215,7 @@ pub(crate) fn etcd(binary: PathBuf, folder: &Path, port: u16) -> ClusterProcess 
     etcd_at(binary, folder, &format!("http://127.0.0.1:{port}"), &[])
 }
 
-/// An etcd with the client URL `client` and more arguments.
+/// Starts an etcd with the client URL `client` and further arguments.
 pub(crate) fn etcd_at(
     binary: PathBuf,
     folder: &Path,
@@ -253,7 +254,8 @@ pub(crate) fn copy_folder(from: &Path, to: &Path) {
 }
 
 impl TestCluster {
-    /// A cluster for one test alone, which may break it. No controller runs in it.
+    /// Starts a cluster for one test alone, which may break the cluster. No controller runs in this
+    /// cluster.
     pub(crate) async fn start() -> Option<Self> {
         let etcd_binary = tool("etcd")?;
         let api_binary = tool("kube-apiserver")?;
@@ -321,7 +323,7 @@ impl TestCluster {
         Some(cluster)
     }
 
-    /// A client with this user's token.
+    /// Returns a client with this user's token.
     pub(crate) async fn client(&self, token: &str) -> Client {
         let mut kubeconfig = Kubeconfig::read_from(self.folder.path().join("kubeconfig")).unwrap();
         kubeconfig.auth_infos[0].auth_info.as_mut().unwrap().token = Some(token.to_owned().into());
@@ -331,7 +333,7 @@ impl TestCluster {
         discovery::kubernetes::client(config).unwrap()
     }
 
-    /// The kubeconfig of the administrator.
+    /// Returns the path of the administrator's kubeconfig.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.folder.path().join("kubeconfig")
     }
@@ -359,7 +361,7 @@ impl TestCluster {
         }
     }
 
-    /// The data folder of etcd.
+    /// Returns the data folder of etcd.
     pub(crate) fn etcd_data(&self) -> PathBuf {
         self.folder.path().join("etcd")
     }

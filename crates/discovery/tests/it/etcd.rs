@@ -169,7 +169,7 @@ async fn a_wrong_password_is_reported_and_the_set_stays_empty() {
     assert!(Etcd::new(wrong).is_err());
 }
 
-/// etcd's JSON API over HTTP, for actions that only an administrator can do.
+/// Calls etcd's JSON API over HTTP, for actions that only an administrator can do.
 async fn administer(rig: &EtcdHarness, path: &str, message: Value) -> Option<Value> {
     use hyper_util::client::legacy::Client;
     let client = Client::builder(hyper_util::rt::TokioExecutor::new()).build_http::<Body>();
@@ -361,8 +361,8 @@ async fn a_history_that_was_compacted_away_is_not_missed() {
     until(Vec::<String>::new(), || listed(&discovery)).await;
 }
 
-/// An operator restores etcd from an older copy: revisions go backwards, the key of a dead instance
-/// is back, and the key of a running instance is missing.
+/// Checks that the set is correct after an operator restores etcd from an older copy: revisions go
+/// backwards, the key of a dead instance is back, and the key of a running instance is missing.
 #[tokio::test]
 async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     let Some(mut rig) = rig() else { return };
@@ -412,7 +412,8 @@ async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     }
 }
 
-/// Base64, which etcd's JSON API requires, of a text whose length is a multiple of three.
+/// Returns the base64 of a text whose length is a multiple of three. etcd's JSON API requires
+/// base64.
 fn base64(text: &str) -> String {
     assert!(text.len().is_multiple_of(3), "{text}");
     let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -438,7 +439,7 @@ async fn one_key_too_many_costs_that_instance_until_there_is_room() {
     };
     let newest = RECORDS_MAX + 1;
     let all: Vec<usize> = (1..=newest).collect();
-    // One transaction has at most 128 changes. The newest key has a transaction of its own.
+    // One transaction has at most 128 changes. The newest key is in a separate transaction.
     for numbers in all.chunks(128) {
         let message = json!({ "success": numbers.iter().map(put).collect::<Vec<_>>() });
         until(true, || async {
@@ -494,12 +495,12 @@ async fn of_two_writers_of_a_lease_one_succeeds() {
     );
 }
 
-/// Run by `make e2e-long`.
+/// `make e2e-long` runs these tests.
 mod slow {
     use super::*;
 
-    /// If etcd is paused for longer than the lease, it may drop or keep the lease. In both cases
-    /// the set stays during the pause and is correct afterwards.
+    /// Checks a pause of etcd that is longer than the lease. etcd may drop or keep the lease. In
+    /// both cases the set stays during the pause and is correct afterwards.
     #[tokio::test]
     async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
         let Some(rig) = rig() else { return };
@@ -525,7 +526,7 @@ mod slow {
             .await
             .unwrap();
         dead.set_ready(InstanceStatus::Ready);
-        drop(dead); // its withdrawal never reached etcd
+        drop(dead); // The withdrawal of this instance never reached etcd.
         rig.etcd.signal("CONT");
         until(None, || async { followed.status().borrow().error.clone() }).await;
         until(vec!["lives".to_owned()], || listed(&discovery)).await;

@@ -10,7 +10,7 @@ use futures::StreamExt;
 /// The maximum time that any step takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The next event as text: `+id@address`, with `?` if unconfirmed, or `-id`.
+/// Returns the next event as text: `+id@address`, with `?` if unconfirmed, or `-id`.
 pub(crate) async fn next(events: &mut InstanceEvents) -> String {
     let event = tokio::time::timeout(PATIENCE, events.next())
         .await

@@ -6,10 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Longer than any step takes on a busy machine.
+/// The maximum time of a step, which is longer than every step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running example; it ends with its test.
+/// A running example, which ends with its test.
 struct ExampleProcess(Child);
 
 impl Drop for ExampleProcess {
@@ -19,12 +19,13 @@ impl Drop for ExampleProcess {
     }
 }
 
-/// The path of the example that `cargo test` built; `None` if it built only this test.
+/// Returns the path of the example that `cargo test` built, or `None` if `cargo test` built only
+/// this test.
 fn binary(name: &str) -> Option<PathBuf> {
     let us = std::env::current_exe().unwrap();
     let path = us.ancestors().nth(2).unwrap().join("examples").join(name);
     if !path.exists() {
-        // Writes the line that `cluster::skipped` would write. That function exists only with a
+        // Writes the line that `cluster::skipped` would write. The function exists only with a
         // backend that needs a server.
         let thread = std::thread::current();
         let why = "the examples are not built; `cargo build -p discovery --examples` builds them";
@@ -74,7 +75,7 @@ fn a_frontend_sees_a_worker_come_and_go() {
     );
     drop(worker);
     // The killed worker leaves its file, which keeps the instance until heartbeats are missed. The
-    // module `directory` tests how long.
+    // module `directory` tests how long the instance stays.
     std::fs::remove_dir_all(folder.path().join("dynamo")).unwrap();
     assert_eq!(said.recv_timeout(PATIENCE).unwrap(), "{}");
 }

@@ -1,6 +1,6 @@
-//! A fake Kubernetes API server for faults that a real one does not show on demand. The fake
-//! refuses any request, breaks off within a line, stays silent, omits events of a watch, or loses
-//! its history.
+//! A fake Kubernetes API server for faults that a real server does not show on demand. The fake
+//! server refuses requests, breaks off within a line, stays silent, omits events of a watch, or
+//! loses its history.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
 
-/// A fault.
+/// A fault that a test requests from the fake server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ApiFault {
     /// The next request of this kind (`true`: a watch) gets this status.
@@ -26,7 +26,7 @@ pub(crate) enum ApiFault {
     HalfALine,
     /// The next watch reports that its resource version is too old.
     Expired,
-    /// The next watch ends at once, without an error.
+    /// The next watch ends immediately, without an error.
     Ends,
     /// The next watch is silent and does not end, as in a network that drops packets.
     Stalls,
@@ -36,7 +36,7 @@ pub(crate) enum ApiFault {
 pub(crate) struct FakeApi {
     world: Arc<Mutex<FakeApiState>>,
     events: broadcast::Sender<(String, Value)>,
-    /// Ends open watches without an error.
+    /// A message on this channel ends open watches without an error.
     ends: broadcast::Sender<()>,
     pub(crate) url: String,
 }
@@ -44,10 +44,10 @@ pub(crate) struct FakeApi {
 #[derive(Clone, Default)]
 pub(crate) struct FakeApiState {
     version: u64,
-    /// Objects by plural and name.
+    /// The objects by plural and name.
     objects: BTreeMap<(String, String), Value>,
-    /// Events for watches, by version and plural: a watch that starts at an older version gets them
-    /// too.
+    /// Events for watches, by version and plural: a watch that starts at an older version also gets
+    /// these events.
     history: Vec<(u64, String, Value)>,
     faults: VecDeque<ApiFault>,
     /// The requests and their answers.
@@ -92,12 +92,13 @@ impl FakeApi {
         self.world().faults.len()
     }
 
-    /// While the server is down, every request gets 503, and open watches stay open and silent.
+    /// Makes the server go down or come back. While the server is down, every request gets 503, and
+    /// open watches stay open and silent.
     pub(crate) fn set_down(&self, down: bool) {
         self.world().down = down;
     }
 
-    /// A copy of all state, for [`Self::restore`].
+    /// Returns a copy of all state, for [`Self::restore`].
     pub(crate) fn backup(&self) -> FakeApiState {
         self.world().clone()
     }
@@ -308,7 +309,7 @@ async fn grouped(
     fake.answer(&plural, &query)
 }
 
-/// Whether the object matches the selector: `a=b,c=d` or `a in (b,c)`.
+/// Returns whether the object matches the selector: `a=b,c=d` or `a in (b,c)`.
 fn selected(object: &Value, selector: &str) -> bool {
     let label = |key: &str| {
         object["metadata"]["labels"]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Generates the code without `protoc` and compares. If they differ, the message says how to update
-/// the committed code.
+/// Generates the code without `protoc`, and compares it with the committed code. If they differ,
+/// the message says how to update the committed code.
 #[test]
 fn the_committed_code_is_what_etcd_proto_generates() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

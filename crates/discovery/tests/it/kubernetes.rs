@@ -413,7 +413,8 @@ async fn an_inference_pool_is_followed_through_its_edits() {
     assert_eq!(next(&mut events).await, "-p0");
 }
 
-/// The rights in `rbac.yaml` are enough; without them the error names the missing right.
+/// Checks that the rights in `rbac.yaml` are enough, and that without these rights the error names
+/// the missing right.
 #[tokio::test]
 async fn the_shipped_rights_are_enough_and_needed() {
     let Some(cluster) = cluster::shared().await else {
@@ -481,7 +482,7 @@ async fn the_shipped_rights_are_enough_and_needed() {
             .transitions,
         1
     );
-    // These rights do not cover other Leases.
+    // The shipped rights do not cover other Leases.
     let theirs = KubernetesLease::new(place.client.clone(), place.name, "theirs")
         .write("them", None)
         .await
@@ -496,7 +497,8 @@ async fn the_shipped_rights_are_enough_and_needed() {
     );
 }
 
-/// The rights in the manifest of a worker are enough to register, and nothing more is allowed.
+/// Checks that the rights in the manifest of a worker are enough to register, and that they allow
+/// nothing more.
 #[tokio::test]
 async fn the_rights_of_a_worker_are_enough_to_register() {
     let Some(cluster) = cluster::shared().await else {
@@ -521,7 +523,7 @@ async fn the_rights_of_a_worker_are_enough_to_register() {
     let pod = json!({ "metadata": { "name": "llama-0", "labels": labels }, "spec": { "nodeName": "node-1", "containers": [container] } });
     create(&place.api::<Pod>(), pod).await;
 
-    // The arguments of `register` in the manifest.
+    // These are the arguments of `register` in the manifest.
     let arguments = deployment["spec"]["template"]["spec"]["initContainers"][0]["args"]
         .as_array()
         .unwrap()
@@ -556,8 +558,8 @@ async fn the_rights_of_a_worker_are_enough_to_register() {
     assert!(watched.is_err(), "it may read only its own pod");
 }
 
-/// The API server is killed and started again. Then etcd is restored from an old copy, so that
-/// resource versions go backwards.
+/// Checks the set of instances when the API server is killed and started again. Then etcd is
+/// restored from an old copy, so that resource versions go backwards.
 #[tokio::test]
 async fn no_outage_empties_the_set_or_keeps_departed_instances() {
     let Some(cluster) = TestCluster::start().await else {
@@ -576,7 +578,7 @@ async fn no_outage_empties_the_set_or_keeps_departed_instances() {
     let followed = discovery.follow("dynamo", "decode").unwrap();
     let failing = || async { followed.status().borrow().error.is_some() };
 
-    // Copies the current state, for later.
+    // The test copies the current state for later.
     cluster.apiserver.lock().unwrap().kill();
     cluster.etcd.lock().unwrap().kill();
     let data = cluster.etcd_data();
@@ -598,7 +600,7 @@ async fn no_outage_empties_the_set_or_keeps_departed_instances() {
     for round in 0..30 {
         place
             .slice("noise", "other", "IPv4", json!(all(round % 5)))
-            .await; // versions that the copy does not have
+            .await; // The copy does not have these versions.
     }
     place.slice("a", "svc", "IPv4", json!(all(5))).await;
     until(names(&["p1", "p2", "p3", "p4", "p5"]), || ready(&discovery)).await;
@@ -710,7 +712,8 @@ mod slow {
         );
     }
 
-    /// The conditions of the pod show the reason why it is not ready: its own probe, or its node.
+    /// Checks that the conditions of the pod show the reason why the pod is not ready: its own
+    /// probe, or its node.
     #[tokio::test]
     async fn a_pod_whose_node_is_lost_is_unconfirmed_until_its_own_probe_fails_or_it_ends() {
         let Some(cluster) = cluster::shared_with_controllers().await else {
@@ -754,7 +757,7 @@ mod slow {
         assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080");
         place.lose_node("decode-0", "10.7.0.1").await;
         assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080?");
-        // No kubelet ends the pod here: it stays terminating.
+        // No kubelet ends the pod here, so the pod stays terminating.
         place
             .api::<Pod>()
             .delete("decode-0", &DeleteParams::default().grace_period(60))
@@ -763,8 +766,9 @@ mod slow {
         assert_eq!(next(&mut events).await, "-decode-0");
     }
 
-    /// With `publishNotReadyAddresses` the controller reports `ready: true` for every pod; only
-    /// `serving` and `terminating` show which pods can serve.
+    /// Checks that unready pods get no traffic. With `publishNotReadyAddresses` the controller
+    /// reports `ready: true` for every pod; only `serving` and `terminating` show which pods can
+    /// serve.
     #[tokio::test]
     async fn a_service_that_publishes_unready_pods_does_not_get_them_traffic() {
         let Some(cluster) = cluster::shared_with_controllers().await else {
@@ -783,7 +787,7 @@ mod slow {
             .patch("svc", &PatchParams::default(), &publish)
             .await
             .unwrap();
-        // The conditions that the real controller reports for the only pod.
+        // The conditions are those that the real controller reports for the only pod.
         let said = || async {
             let slices = place
                 .api::<EndpointSlice>()
@@ -824,7 +828,7 @@ mod slow {
         assert_eq!(next(&mut events).await, "-decode-0");
         place.probe("decode-0", "10.6.0.1", true).await;
         assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080");
-        // No kubelet ends the pod here: it stays terminating, ready and serving.
+        // No kubelet ends the pod here, so the pod stays terminating, ready and serving.
         place
             .api::<Pod>()
             .delete("decode-0", &DeleteParams::default().grace_period(60))

@@ -1,5 +1,5 @@
-//! Faults of Kubernetes, played by a fake API server. After each of them the set ends up correct,
-//! and no error empties it.
+//! Faults of Kubernetes, which a fake API server simulates. After each fault the set is correct in
+//! the end, and no error empties the set.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// Two pods in one slice of one Service.
+/// Starts discovery, and a fake API server with two pods in one slice of one Service.
 async fn rig(policy: MetadataPolicy) -> (FakeApi, Discovery<Kubernetes>) {
     let fake = FakeApi::start().await;
     fake.put("services", service("svc", "dynamo", "decode"));
@@ -69,8 +69,8 @@ async fn rig(policy: MetadataPolicy) -> (FakeApi, Discovery<Kubernetes>) {
     (fake, discovery)
 }
 
-/// The whole flow from registration to removal. The test probes like the kubelet and writes slices
-/// like the controller.
+/// Tests the whole flow from registration to removal. The test probes like the kubelet and writes
+/// slices like the controller.
 #[tokio::test]
 async fn the_whole_flow_with_metadata() {
     use discovery::kubernetes::KubernetesRegistry;
@@ -265,7 +265,8 @@ async fn every_fault_ends_in_the_truth_and_none_empties_the_set() {
             ),
             ("+a@10.0.0.1:80", "+b@10.0.0.2:80")
         );
-        // The open watch lasts long. One more Service causes another watch, which gets the fault.
+        // The open watch does not end soon. So the test adds a Service, which causes another watch,
+        // and this watch gets the fault.
         for _ in 0..3 {
             fake.fault(fault);
         }
@@ -429,8 +430,8 @@ async fn an_inference_pool_of_either_group() {
     }
 }
 
-/// The settings for gateways are reported in either API group, and a change of them alone does not
-/// change the pool.
+/// Checks that discovery reports the settings for gateways in either API group. A change of these
+/// settings alone does not change the pool.
 #[tokio::test]
 async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
     for (group, spec, picker) in [
@@ -504,7 +505,8 @@ async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
     }
 }
 
-/// Metadata is fetched from the address in the record, whatever else the slice contains.
+/// Checks that metadata is fetched from the address in the record, whatever else the slice
+/// contains.
 #[tokio::test]
 async fn metadata_is_fetched_from_the_instance_and_a_dead_one_is_pending() {
     let (fake, discovery) = rig(MetadataPolicy::Preferred).await;
@@ -551,7 +553,8 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
         kind("InferenceObjective", "inferenceobjectives"),
         kind("InferenceModel", "inferencemodels"),
     ];
-    fake.fault(ApiFault::Refuse(false, 404)); // one of the two kinds, the one listed first
+    // The server refuses only the kind that is listed first.
+    fake.fault(ApiFault::Refuse(false, 404));
     let object = |name: &str, priority: i32| {
         json!({ "apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": { "name": name, "namespace": "default",
             "creationTimestamp": "2026-01-02T03:04:05Z", "uid": "u", "annotations": { "a": "b" } }, "spec": { "priority": priority }, "status": {} })
@@ -572,7 +575,7 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
     assert_eq!(set, [expected]);
 }
 
-/// The client ends a silent watch five seconds after its expected end.
+/// Checks that the client ends a silent watch five seconds after its expected end.
 #[tokio::test]
 async fn a_stalled_watch_costs_no_more_than_its_time() {
     let fake = FakeApi::start().await;
@@ -582,7 +585,7 @@ async fn a_stalled_watch_costs_no_more_than_its_time() {
         slice("s", "svc", 80, &[endpoint("a", "10.0.0.1", true)]),
     );
     for _ in 0..2 {
-        fake.fault(ApiFault::Stalls); // one for the Services, one for the slices
+        fake.fault(ApiFault::Stalls); // One fault is for the Services, and one for the slices.
     }
     let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Ignored);
     assert_eq!(ready(&discovery).await, names(&["a"]));
@@ -600,7 +603,7 @@ async fn a_stalled_watch_costs_no_more_than_its_time() {
     );
 }
 
-/// etcd is restored to its state of an hour ago: versions go backwards, without any notice.
+/// Checks a restore of etcd to its state of an hour ago: versions go backwards, without any notice.
 #[tokio::test]
 async fn a_version_that_goes_backwards_is_accepted() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
@@ -632,14 +635,14 @@ async fn a_version_that_goes_backwards_is_accepted() {
     ];
     three.sort();
     assert_eq!(three, ["+c@10.0.0.3:80", "-a", "-b"]);
-    // A watch that continues: an event with an older version than the last one is still applied.
+    // A watch that continues still applies an event with an older version than the last event.
     fake.restore(backup.clone());
     fake.put(
         "endpointslices",
         slice("s", "svc", 80, &[a.clone(), c.clone()]),
     );
     assert_eq!(next(&mut events).await, "+a@10.0.0.1:80");
-    // A list: it replaces the set, and the watch continues from its version.
+    // A list replaces the set, and the watch continues from the version of the list.
     forward();
     assert_eq!(next(&mut events).await, "-a");
     fake.restore(backup);
@@ -655,8 +658,9 @@ async fn a_version_that_goes_backwards_is_accepted() {
     assert_eq!(next(&mut events).await, "-a");
 }
 
-/// A watch that resumes from a version in the future is accepted and stays silent. The restart of
-/// the API server ends the watch before its time, and a list follows soon.
+/// Checks how soon a restore is noticed. A watch that resumes from a version in the future is
+/// accepted and stays silent. The restart of the API server ends the watch early, and a list
+/// follows soon.
 #[tokio::test]
 async fn a_restore_that_ends_the_watches_is_noticed_at_once() {
     let elapsed = time_to_notice_a_restore(true).await;
@@ -666,8 +670,8 @@ async fn a_restore_that_ends_the_watches_is_noticed_at_once() {
     );
 }
 
-/// The worst case: a proxy hides the restart from the watches. The periodic list limits how long
-/// that lasts.
+/// Tests the worst case: a proxy hides the restart from the watches. The periodic list limits how
+/// long the watches stay silent.
 #[tokio::test(start_paused = true)]
 async fn a_watch_from_a_future_version_is_silent_and_a_list_ends_that() {
     let elapsed = time_to_notice_a_restore(false).await;
@@ -709,8 +713,8 @@ async fn time_to_notice_a_restore(watches_end: bool) -> Duration {
     restored.elapsed()
 }
 
-/// If half of a pool disappears with the first list after an outage, it is kept until another list
-/// confirms that.
+/// Checks that discovery keeps half of a pool that disappears with the first list after an outage,
+/// until another list confirms the loss.
 #[tokio::test]
 async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
     let fake = FakeApi::start().await;
@@ -749,7 +753,7 @@ async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
         8,
         "held for a while, and reported as held"
     );
-    // The next list has them again, so they were never removed.
+    // The next list has the instances again, so discovery never removed them.
     fake.put("endpointslices", slice("s", "svc", 80, &all));
     until(0, held).await;
     assert_eq!(ready(&discovery).await.len(), 8);

@@ -13,7 +13,7 @@ use crate::cluster::{self, objects, post};
 /// The folders of manifests, and the minimum number of files in each.
 const FOLDERS: [(&str, usize); 3] = [("istio", 2), ("envoy-gateway", 3), ("kubernetes", 6)];
 
-/// A definition takes effect in about a second.
+/// The maximum time until a definition takes effect, which takes about a second.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn root() -> PathBuf {
@@ -40,7 +40,7 @@ fn manifests() -> Vec<PathBuf> {
     FOLDERS.iter().flat_map(of).collect()
 }
 
-/// The URL of the collection for objects of this kind.
+/// Returns the URL of the collection for objects of this kind.
 fn collection(object: &Value, namespace: &str) -> String {
     let version = object["apiVersion"].as_str().expect("a version");
     let kind = object["kind"].as_str().expect("a kind");
@@ -70,7 +70,7 @@ fn collection(object: &Value, namespace: &str) -> String {
     }
 }
 
-/// Sends an object to the API server as a dry run; returns its answer.
+/// Sends an object to the API server as a dry run. Returns the server's answer.
 async fn judge(client: &Client, object: &Value) -> Result<Value, String> {
     post(
         client,
@@ -83,8 +83,8 @@ async fn judge(client: &Client, object: &Value) -> Result<Value, String> {
     .await
 }
 
-/// Like [`judge`], repeated until the definitions take effect: before that the server does not know
-/// the path.
+/// Calls [`judge`] until the definitions take effect. Before that, the server does not know the
+/// path.
 async fn judge_soon(client: &Client, object: &Value) -> Result<Value, String> {
     let began = Instant::now();
     loop {
@@ -109,7 +109,7 @@ async fn every_object_is_as_published_schemas_want_it() {
     let client = cluster.client("tok").await;
     cluster::define(&client, &definitions).await;
     let mut judged = 0;
-    // The namespaces that the files expect to exist.
+    // The files expect these namespaces to exist.
     for name in ["switchpoint", "inference"] {
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});

@@ -1,5 +1,5 @@
-//! Tests metadata over HTTP. A registered process serves it, and a hostile process tries to harm
-//! discovery with it.
+//! Tests metadata over HTTP. A registered process serves metadata, and a hostile process tries to
+//! harm discovery with its metadata.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -300,7 +300,8 @@ async fn no_answer_of_an_instance_does_harm() {
     const { assert!(METADATA_BYTES_MAX < 1 << 22) };
 }
 
-/// If a hundred instances join at once, discovery does not fetch all their metadata at once.
+/// Checks that discovery does not fetch the metadata of all instances at the same time if a hundred
+/// instances join together.
 #[tokio::test]
 async fn the_number_of_concurrent_fetches_is_limited() {
     const ALL: usize = 100;

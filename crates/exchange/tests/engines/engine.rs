@@ -10,7 +10,7 @@ const JITTER: u64 = MS;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineBehaviour {
-    /// Name of the engine's row in the printed table.
+    /// The name of the engine's row in the printed table.
     pub(crate) name: &'static str,
     pub(crate) time: ServiceTime,
     pub(crate) metrics: ReportedMetrics,
@@ -18,16 +18,16 @@ pub(crate) struct EngineBehaviour {
     pub(crate) api: EngineApi,
 }
 
-/// How long a request takes, in ms.
+/// The time that a request takes, in ms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ServiceTime {
-    /// Time until the whole reply.
+    /// The time until the whole reply.
     Constant(f64),
-    /// Time to the first token, and from each token to the next.
+    /// The time to the first token, and from each token to the next.
     PerToken { first: f64, next: f64 },
-    /// Time for each token of the prompt, however many requests run.
+    /// The time for each token of the prompt, which does not depend on how many requests run.
     PerPromptToken(f64),
-    /// `slots` requests run at once, each for `each` ms. The other requests wait.
+    /// `slots` requests run at the same time, each for `each` ms. The other requests wait.
     Slots { slots: usize, each: f64 },
 }
 

@@ -28,17 +28,17 @@ const SHARED_AFTER: u64 = MS / 2;
 /// The interval at which the daemon publishes what it learned.
 const LEARN_EVERY: u64 = 1_000 * MS;
 const SCRAPE_EVERY: u64 = 200 * MS;
-/// Tokens of a reply.
+/// The number of tokens of a reply.
 const TOKENS: usize = 16;
-/// Bytes that count as a token.
+/// The number of bytes that count as a token.
 const TOKEN_BYTES: usize = 4;
 
-/// Requests of one client, one after another.
+/// The requests of one client, which it sends one after another.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ScriptClient {
-    /// When the first request begins, ns from now.
+    /// The start of the first request, in ns from now.
     pub(crate) begins: u64,
-    /// Time from the end of a request to the start of the next, ns.
+    /// The pause from the end of a request to the start of the next request, in ns.
     pub(crate) pause: u64,
     pub(crate) prompts: VecDeque<String>,
 }
@@ -62,7 +62,7 @@ enum HostEvent {
 struct HostWorker {
     pool: ManagedPool,
     row: OwnLoadReport,
-    /// Load reports of the other workers.
+    /// The load reports of the other workers.
     peers: Vec<PeerLoadReport>,
     changes: u64,
     telling: bool,
@@ -79,7 +79,7 @@ struct HostRequest {
     tokens: usize,
 }
 
-/// Future events, in order of time, then in the order in which they were planned.
+/// Future events, in order of time, then in the order in which they were added.
 #[derive(Default)]
 struct HostAgenda {
     events: BinaryHeap<Reverse<(u64, u64, HostEvent)>>,
@@ -269,7 +269,7 @@ impl EnginesHost {
         self.changed(worker);
     }
 
-    /// Handles a token of a request. Returns whether it was the last.
+    /// Handles a token of a request. Returns whether this token was the last of the request.
     fn token(&mut self, at: usize) -> bool {
         let Some(mut flight) = self.flights[at].take() else {
             return false;
@@ -361,7 +361,8 @@ impl EnginesHost {
         true
     }
 
-    /// If the worker's state has changed, plans the event that sends it to the other workers.
+    /// If the worker's state has changed, schedules the event that sends this state to the other
+    /// workers.
     fn changed(&mut self, at: usize) {
         let worker = &mut self.workers[at];
         worker.placements.extend(worker.pool.take_placements());
@@ -417,8 +418,8 @@ impl EnginesHost {
         let metrics = |at: usize| match self.engine.metrics {
             ReportedMetrics::Missing => EndpointMetrics::default(),
             ReportedMetrics::Live => says(self.running[at] as f32, 0.1),
-            // The metrics of the first server froze when it was full, those of the others at other
-            // loads.
+            // The metrics of the first server froze when it was full, and the metrics of the other
+            // servers at other loads.
             ReportedMetrics::Frozen => {
                 says(at as f32, if at == 0 { 1.0 } else { 0.1 * (at % 8) as f32 })
             }

@@ -27,29 +27,29 @@ use engine::{AT_ONCE, ENGINES, EngineApi, EngineBehaviour, MS};
 use host::{EnginesHost, HostPick, ScriptClient};
 
 const SEEDS: u64 = 20;
-/// Fewer seeds for one worker, because that case is simpler.
+/// The number of seeds for one worker. It is smaller, because that case is simpler.
 const SEEDS_OF_ONE_WORKER: u64 = 5;
 
-/// Requests in a burst of distinct long prompts to idle servers. An even spread is 4 for each
-/// server.
+/// The number of requests in a burst of distinct long prompts to idle servers. An even spread is 4
+/// for each server.
 const BURST: usize = 64;
 const BURST_SERVERS: usize = 16;
 const BURST_TIME: u64 = 200 * MS;
 const BURST_MAX: usize = 5;
 
-/// Number of conversations.
+/// The number of conversations.
 const PREFIXES: usize = 16;
 const TURNS: usize = 6;
 const SERVERS: usize = 8;
 const RETURNED_MIN: f64 = 0.97;
 const SERVERS_USED_MIN: usize = 6;
 
-/// Requests in a steady load of distinct prompts.
+/// The number of requests in a steady load of distinct prompts.
 const REQUESTS: usize = 1_000;
 const CONCURRENCY: usize = 32;
 const BUSIEST_MAX: f64 = 1.3;
 
-/// The latest time until a new endpoint is picked under that load.
+/// The maximum time until a new endpoint is picked under this steady load.
 const NEW_WITHIN: u64 = 1_000 * MS;
 
 /// The results of an engine with one seed, or the worst results of several seeds.
@@ -106,8 +106,9 @@ fn most(picked: &[HostPick]) -> usize {
     by_server(picked).into_values().max().unwrap_or(0)
 }
 
-/// Sends three bursts. Returns the maximum number of requests in one burst that one server got. The
-/// first burst comes while the engine is unknown, the other two when it is known.
+/// Sends three bursts. Returns the maximum number of requests in one burst that one server got.
+/// Before the first burst, nothing is learned of the engine; before the other two, its times are
+/// learned.
 fn worst_burst(engine: EngineBehaviour, workers: usize, seed: u64) -> usize {
     let mut host = EnginesHost::new(engine, workers, BURST_SERVERS, seed);
     let burst = |round: usize| {
@@ -178,9 +179,9 @@ fn found(engine: EngineBehaviour, workers: usize, seed: u64) -> EngineFigures {
     let picked = load(&mut host, 0, REQUESTS);
     let busiest_over_mean = most(&picked) as f64 / (REQUESTS as f64 / SERVERS as f64);
     // The engine is known by now. The prompts of rerank requests are not read, so they cannot
-    // return. The prompts of an engine that answers at once need not return either. A cached prompt
-    // saves less than a millisecond there, and costs that differ by no more are equal, so these
-    // prompts are spread by turns.
+    // return. The prompts of an engine that answers immediately need not return either. At such an
+    // engine a cached prompt saves less than a millisecond, and costs that differ by no more count
+    // as equal, so the scheduler spreads these prompts by turns.
     let free = engine.api == EngineApi::Rerank || engine.name == AT_ONCE;
     let (returned, servers_used) = if free {
         (1.0, SERVERS)
@@ -209,7 +210,7 @@ fn check(workers: usize, seeds: u64) {
         "{:<22} {:>6} {:>9} {:>8} {:>8} {:>8}",
         "engine", "burst", "returned", "servers", "busiest", "new ms"
     );
-    // One thread for each engine: a test alone would leave all cores but one idle.
+    // Each engine has a separate thread, because a single test would leave all cores but one idle.
     let all = std::thread::scope(|scope| {
         let measure = |engine| {
             scope.spawn(move || {

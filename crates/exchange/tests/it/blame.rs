@@ -1,7 +1,7 @@
 //! Failures that are the fault of an engine, or of a client. One of several engines is broken in a
 //! way that looks healthy, or one client sends requests that fail at every engine, or replies have
-//! an unusual shape. Runs in virtual time, with workers that share ejections like the workers of
-//! one proxy.
+//! an unusual shape. The tests run in virtual time, with workers that share ejections like the
+//! workers of one proxy.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,11 +17,11 @@ use crate::sharing_workers::{self, SharingWorker};
 
 const WORKERS: usize = 2;
 const CLIENTS: usize = 32;
-/// Duration of a reply of a healthy engine, ms.
+/// The duration of a reply of a healthy engine, in ms.
 const REPLY_MS: u64 = 1_000;
-/// The interval at which workers publish load reports, ms.
+/// The interval at which workers publish load reports, in ms.
 const REPORT_MS: u64 = 2;
-/// The time when the bad client begins, in ms. Others have succeeded by then.
+/// The time when the bad client begins, in ms. Requests of other clients have succeeded by then.
 const BAD_FROM_MS: u64 = 7_000;
 /// The interval between two requests of the bad client, in ms: 21 requests in a second.
 const BAD_EVERY_MS: u64 = 48;
@@ -29,7 +29,7 @@ const BAD_A_SECOND: usize = 21;
 const END_MS: u64 = 15_100;
 /// The interval between two requests of an open flow, in ms.
 const OPEN_EVERY_MS: u64 = 20;
-/// Turns of a conversation.
+/// The number of turns of a conversation.
 const TURNS: usize = 10;
 
 const CHAT: BlameApi = BlameApi::new("/v1/chat/completions", false);
@@ -52,7 +52,7 @@ const APIS: [BlameApi; 14] = [
     BlameApi::new("/inference/v1/generate", true),
 ];
 
-/// Status of each reply to a bad client, and its prompts.
+/// The kinds of bad clients: the status of each reply, and the prompts.
 const BAD: [(u16, BadPrompts); 4] = [
     (400, BadPrompts::Shared),
     (500, BadPrompts::Distinct),
@@ -66,15 +66,15 @@ struct BlameApi {
     streamed: bool,
 }
 
-/// The answer that engine 0 gives at once.
+/// The answer that engine 0 gives immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BlameFault {
     None,
-    /// 200, a finish reason, and no token.
+    /// The engine answers 200 with a finish reason, and no token.
     NoWork,
-    /// This status, for all requests.
+    /// The engine answers all requests with this status.
     Refuses(u16),
-    /// This status, for every second prompt.
+    /// The engine answers every second prompt with this status.
     RefusesHalf(u16),
 }
 
@@ -91,7 +91,8 @@ struct BadClient {
 enum BadKey {
     None,
     Own,
-    /// New credentials with each request. Engines that check no credentials accept them.
+    /// The client sends new credentials with each request. Engines that check no credentials accept
+    /// them.
     Invented,
 }
 
@@ -99,20 +100,20 @@ enum BadKey {
 enum BadPrompts {
     Distinct,
     Same,
-    /// Distinct, with the beginning of a conversation of another client.
+    /// The prompts are distinct, but begin like a conversation of another client.
     Shared,
-    /// Each continues a response that no engine knows.
+    /// Each request continues a response that no engine knows.
     InventedId,
-    /// Each continues a conversation that no engine knows.
+    /// Each request continues a conversation that no engine knows.
     InventedConversation,
-    /// All continue one conversation, whose first request succeeds. Each second, nine distinct
-    /// requests come at once. The other requests repeat one prompt.
+    /// All requests continue one conversation, whose first request succeeds. Each second, nine
+    /// distinct requests come at the same time. The other requests repeat one prompt.
     Aimed,
 }
 
 struct BlameFlight {
     worker: usize,
-    /// `None`: the bad client.
+    /// The client of the request, or `None` for the bad client.
     client: Option<usize>,
     exchange: Exchange,
     to: usize,
@@ -126,9 +127,10 @@ struct BlameWorld {
     batches: bool,
     reply_ms: u64,
     keys: bool,
-    /// Whether each client has an address of its own.
+    /// Whether each client has a different address.
     addresses: bool,
-    /// Whether a request comes every [`OPEN_EVERY_MS`], however many wait for their replies.
+    /// Whether a request comes every [`OPEN_EVERY_MS`], however many requests wait for their
+    /// replies.
     is_open: bool,
     fault: BlameFault,
     bad: Option<BadClient>,
@@ -145,11 +147,11 @@ struct BlameWorld {
 struct BlameFindings {
     sent: u64,
     to_first: u64,
-    /// How many turns were not the first of their conversation.
+    /// The number of turns that were not the first of their conversation.
     later: u64,
     returned: u64,
     home: Vec<usize>,
-    /// How often the workers exchanged reports.
+    /// The number of times that the workers exchanged reports.
     moments: u64,
     ejected: u64,
 }
@@ -176,7 +178,7 @@ impl BlameApi {
         Self { path, streamed }
     }
 
-    /// The path whose bodies and replies have the same form.
+    /// Returns the path whose bodies and replies have the same form.
     fn form(self) -> &'static str {
         match self.path {
             "/invocations" => CHAT.path,
@@ -198,7 +200,7 @@ impl BlameApi {
         format!(r#"{{"model":"m","stream":{streamed},{more}{prompt}}}"#)
     }
 
-    /// A reply with two tokens, or with none.
+    /// Returns a reply with two tokens, or with none.
     fn reply(self, works: bool) -> String {
         let (text, reason, tokens) = if works {
             ("hello", "stop", 2)
@@ -313,8 +315,8 @@ impl BlameWorld {
         }
     }
 
-    /// Runs to the end. `number` of the clients send requests, one after another, or in an open
-    /// flow in turn.
+    /// Simulates until the end time, with `number` clients. Each client sends one request after
+    /// another, or the clients take turns in an open flow.
     fn run(mut self, number: usize) -> BlameFindings {
         (0..number).for_each(|client| self.converse(client));
         let mut reported_ms = 0;
@@ -484,7 +486,7 @@ impl BlameWorld {
         to
     }
 
-    /// The reply to a request comes. Returns the client, unless it is the bad one.
+    /// Handles the reply to a request. Returns the client, unless it is the bad client.
     fn answer(&mut self, flight: usize) -> Option<usize> {
         let BlameFlight {
             worker,
@@ -674,7 +676,7 @@ fn the_failures_of_one_client_eject_no_engine() {
                     found.returned()
                 );
                 println!("{line}");
-                // Without a key of its own, the bad client looks like the other clients, so its
+                // Without a separate key, the bad client looks like the other clients, so its
                 // failures affect them.
                 let moved = if key == BadKey::Own { 0.05 } else { 0.25 };
                 if found.ejected() > 0.0 || found.returned() < returned - moved {

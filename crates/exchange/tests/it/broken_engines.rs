@@ -1,6 +1,6 @@
-//! One of four engines is broken and answers at once, while the others take time to reply. The
-//! broken engine must get almost no traffic, and traffic again when it is repaired. Runs in virtual
-//! time, with four workers that share state like the workers of one proxy.
+//! One of four engines is broken and answers immediately, while the others take time to reply. The
+//! broken engine must get almost no traffic, and must get traffic again when it is repaired. The
+//! tests run in virtual time, with four workers that share state like the workers of one proxy.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,13 +18,13 @@ const ENGINES: u8 = 4;
 const WORKERS: usize = 4;
 const CLIENTS: usize = 32;
 const SEEDS: u64 = 20;
-/// Duration of a reply of a healthy engine, ms.
+/// The duration of a reply of a healthy engine, in ms.
 const REPLY_MS: u64 = 500;
-/// The interval at which workers publish load reports, ms.
+/// The interval at which workers publish load reports, in ms.
 const REPORT_MS: u64 = 2;
 const BROKEN: &str = "10.0.0.0:8000";
 
-/// The answer that a broken engine gives at once.
+/// The answer that a broken engine gives immediately.
 #[derive(Clone, Copy, Debug)]
 enum EngineFault {
     Status(u16),
@@ -70,7 +70,8 @@ struct BrokenEnginesWorld {
     flights: Vec<Option<BrokenEnginesRequest>>,
     fault: Option<EngineFault>,
     sent: usize,
-    /// When each request was sent, in ms, and whether it went to the broken engine.
+    /// The time at which each request was sent, in ms, and whether the broken engine got the
+    /// request.
     log: Vec<(u64, bool)>,
 }
 
@@ -189,8 +190,8 @@ impl BrokenEnginesWorld {
     }
 }
 
-/// Sends a request. Returns the endpoint that it goes to, or the status and drop reason of the
-/// refusal.
+/// Sends a request. Returns the endpoint that gets the request, or the status and drop reason of
+/// the refusal.
 fn request(
     pool: &mut ManagedPool,
     prompt: &str,
@@ -357,8 +358,8 @@ fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended()
     }
 }
 
-/// All clients begin at once, so the broken engine fails several requests before any other engine
-/// has answered.
+/// Checks an engine that fails before any other engine answers. All clients begin at the same time,
+/// so the broken engine fails several requests before any other engine has answered.
 #[test]
 fn an_engine_that_fails_before_any_other_answers_is_ejected_when_one_does() {
     let fault = EngineFault::Status(500);
@@ -375,7 +376,7 @@ fn an_engine_that_fails_before_any_other_answers_is_ejected_when_one_does() {
         exchange.end(&mut pool, at(101));
     }
     assert!(pool.ejections().is_empty(), "no engine does better");
-    // More good answers than the first do not delay the probe.
+    // Further good answers after the first do not delay the probe.
     let mut until = None;
     for (now, (mut exchange, to)) in (600..603).map(at).zip(working) {
         answer_well(&mut exchange, &mut pool, &to, now);
@@ -410,8 +411,8 @@ fn a_wrong_model_name_ejects_no_endpoint() {
     assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
 }
 
-/// If all servers of a pool echo, or leave out the end mark of their streams, the pool is used like
-/// any other, and prompts return.
+/// Checks that a pool is used like any other, and prompts return, if all its servers echo, or leave
+/// out the end mark of their streams.
 #[test]
 fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
     for (content_type, body) in [
@@ -455,7 +456,7 @@ fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
     }
 }
 
-/// Every engine echoes requests for one model and serves the other model.
+/// Checks a pool in which every engine echoes requests for one model and serves the other model.
 #[test]
 fn where_all_answers_of_one_model_are_strange_none_is_ejected_and_its_prompts_return() {
     let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)
@@ -512,14 +513,15 @@ fn a_wave_of_bad_prompts_among_good_ones_ejects_no_endpoint() {
     }
 }
 
-/// One engine alone has streamed, without work, while all engines accept other requests. No other
-/// engine has shown yet that the streams are valid.
+/// Checks that streams are compared only with streams. One engine alone has streamed, without work,
+/// while all engines accept other requests. No other engine has shown yet that the streams are
+/// valid.
 #[test]
 fn streams_are_compared_only_with_streams() {
     let strange =
         "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
     let work = std::str::from_utf8(TOKEN).unwrap().to_owned() + strange;
-    // Each list has all three endpoints, so the proxy may use any of them.
+    // Each list has all three endpoints, so the proxy may use every endpoint.
     let mut pool = ManagedPool::new(1, 1 << 12);
     pool.install(pool_update(3, 1), 7, 1_000);
     let mut n = 0;
@@ -593,8 +595,8 @@ fn a_prompt_that_crashes_two_engines_is_refused_and_others_are_not() {
     );
 }
 
-/// A path that is no inference is retried only if there was no connection. But its last attempt may
-/// lose a connection as well.
+/// Checks ejections on a path that is no inference. Such a path is retried only if there was no
+/// connection, but its last attempt may lose a connection as well.
 #[test]
 fn only_a_refused_connection_ejects_at_once_on_a_path_that_is_no_inference() {
     for (origin, ejected) in [

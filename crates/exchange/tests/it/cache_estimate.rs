@@ -14,7 +14,7 @@ fn pool() -> (ManagedPool, EndpointRef) {
     pool_of(pool_update(1, 1))
 }
 
-/// Returns a pool whose endpoints all report that cache, and the first endpoint.
+/// Returns a pool whose endpoints all report a cache of a thousand blocks, and the first endpoint.
 fn pool_of(pool_update: Snapshot) -> (ManagedPool, EndpointRef) {
     let mut pool = ManagedPool::new(7, 16_384);
     let endpoint = pool_update.endpoints()[0].id;
@@ -38,8 +38,8 @@ fn pool_of(pool_update: Snapshot) -> (ManagedPool, EndpointRef) {
     (pool, endpoint)
 }
 
-/// Sends a request with a prompt of some fifty blocks. The engine answers at once and reports the
-/// part of the prompt that was cached.
+/// Sends a request with a prompt of about fifty blocks. The engine answers immediately and reports
+/// the part of the prompt that was cached.
 fn ask(pool: &mut ManagedPool, number: usize, cached_percent: u32) {
     ask_served_by(pool, number, cached_percent, b"10.0.0.0:8000");
 }
@@ -213,7 +213,7 @@ fn a_sixteenth_and_a_block_are_between_what_was_believed_and_what_proves_it_wron
         ask_prompt(&mut pool, &blocks("a", believed), 0, 48, server);
         (8..20).for_each(|number| ask(&mut pool, number, 0));
         assert_eq!(capacity(&pool, endpoint), BLOCKS);
-        // One token of the engine's count is one block here.
+        // In this test, one token of the engine's count is one block.
         ask_prompt(
             &mut pool,
             &(blocks("a", believed) + &blocks("b", 48 - believed)),

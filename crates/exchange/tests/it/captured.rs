@@ -105,8 +105,8 @@ fn headers_are_kept_that_a_plugin_reads_and_no_others() {
     );
 }
 
-/// Returns the log of a decision about a request with these headers. `early`: the headers were
-/// captured before there was state.
+/// Returns the log of a decision about a request with these headers. `early` says whether the
+/// headers were captured before the pool had state.
 fn logged(early: bool, headers: &[(&str, &str)], settings: &ExchangeSettings) -> String {
     let mut pool = pool();
     let mut exchange = Exchange::new(Timestamp(0));

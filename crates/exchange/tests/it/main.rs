@@ -15,7 +15,7 @@ mod bodies;
 mod broken_engines;
 mod cache_estimate;
 mod captured;
-#[cfg(not(target_arch = "wasm32"))] // reads a folder that the wasm build cannot reach
+#[cfg(not(target_arch = "wasm32"))] // This module reads a folder that the wasm build cannot reach.
 mod docs;
 mod golden;
 mod hosts;

@@ -32,7 +32,7 @@ pub(crate) struct MemoryHost {
     pub(crate) held: Option<u64>,
     /// The reasons for the decision, which the client got in a header.
     pub(crate) reasons: Option<String>,
-    /// How often the pool was touched for a piece of a reply.
+    /// The number of times that the host used the pool for a piece of a reply.
     reports: Cell<usize>,
 }
 
@@ -76,7 +76,7 @@ impl MemoryHost {
         (driver, flow)
     }
 
-    /// The endpoint answers, and the stream ends.
+    /// Lets the endpoint answer, and ends the stream.
     pub(crate) fn answer(&mut self, driver: &mut RequestDriver<Self>, upstream_address: &str) {
         let head = ResponseHead {
             origin: ResponseOrigin::Upstream,
@@ -202,7 +202,7 @@ impl RequestHost for MemoryHost {
         self.log.push("hold".to_owned());
     }
 
-    /// A test calls [`ManagedPool::next_due`] itself.
+    /// Does nothing, because a test calls [`ManagedPool::next_due`] itself.
     fn release_queued(&mut self, _pool: &Self::Pool) {}
 
     fn log_hold(&mut self, ms: u64, priority: i32) {
@@ -426,7 +426,7 @@ fn a_stream_touches_the_pool_at_its_first_token_each_50_ms_and_at_its_end() {
         .map(|(at, all)| (*at, all - prompt))
         .collect();
     assert_eq!(seen, [(0, 1), (5, 6), (10, 11), (15, 16)]);
-    // The last four tokens are part of the outcome without a report of their own.
+    // The last four tokens are part of the outcome without a separate report.
     driver.end(&mut host);
     assert!(
         host.log.last().unwrap().contains("Some(20) tokens"),

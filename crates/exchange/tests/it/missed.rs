@@ -82,7 +82,7 @@ fn missed_by(pool: &ManagedPool) -> Vec<(&'static str, u64)> {
         .collect()
 }
 
-/// A prompt that is one byte shorter than forty blocks.
+/// Returns a prompt that is one byte shorter than forty blocks.
 fn prompt(letter: &str) -> String {
     letter.repeat(40 * 256 - 1)
 }

@@ -67,7 +67,7 @@ fn answered(
 }
 
 /// Sends a request whose reply is a stream of these events, each at its time in ms after the pick.
-/// The stream is whole, or cut off. Returns the observation.
+/// `whole` says whether the stream is complete or cut off. Returns the observation.
 fn streamed(pool: &mut ManagedPool, events: &[(u64, &str)], whole: bool) -> EncodedObservation {
     let mut exchange = sent(pool, at_ms(0));
     let server = pool.snapshot().unwrap().endpoints()[0].address.to_string();

@@ -50,7 +50,7 @@ fn in_pieces(path: &str, body: &[u8], cuts: &[usize]) -> Result<String, BodyErro
         .map(|parsed| format!("{parsed:?}"))
 }
 
-/// The other reader of JSON in this crate finds the same error.
+/// Checks that the other reader of JSON in this crate finds the same error.
 fn agrees(body: &[u8], read: &Result<String, BodyError>) {
     let mut reader = JsonReader::new(body);
     match (reader.skip().and_then(|_| reader.end()), read) {
@@ -123,7 +123,8 @@ fn nesting_has_the_same_limit() {
     }
 }
 
-/// A reader keeps the part of a name or number that has arrived, and no part of a prompt.
+/// Checks that a reader keeps the part of a name or number that has arrived, and no part of a
+/// prompt.
 #[test]
 fn only_a_long_name_is_kept() {
     let keeps = |before: &str, filler: &str| {

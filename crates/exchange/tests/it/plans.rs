@@ -37,7 +37,7 @@ fn endpoints(pool: &ManagedPool) -> Vec<EndpointRef> {
     snapshot.endpoints().iter().map(|e| e.id).collect()
 }
 
-/// Endpoints, ledger and cache as text.
+/// Returns endpoints, ledger and cache as text.
 fn state(pool: &ManagedPool) -> String {
     format!("{:?}", pool.view())
 }

@@ -69,8 +69,9 @@ impl PolicyWorld {
     }
 }
 
-/// Sixteen sessions at a time begin with one long system prompt. At first one endpoint has it
-/// cached, and all wait there while seven are idle, so its copies have to be made.
+/// Checks that copies of a shared prompt are made. Sixteen sessions at a time begin with one long
+/// system prompt. At first one endpoint has the prompt cached, and all sessions wait for this
+/// endpoint while seven are idle.
 #[test]
 fn a_prompt_that_all_share_comes_to_be_used_at_all_endpoints() {
     let mut world = PolicyWorld::new();
@@ -93,7 +94,8 @@ fn a_prompt_that_all_share_comes_to_be_used_at_all_endpoints() {
     );
 }
 
-/// A session's history is requested once in each turn, so no other session pays for a copy of it.
+/// Checks that a session stays at its endpoint. A session's history is requested once in each turn,
+/// so a copy of the history would save no other session anything.
 #[test]
 fn a_session_stays_where_its_history_is_cached() {
     let mut world = PolicyWorld::new();
@@ -115,7 +117,8 @@ fn a_session_stays_where_its_history_is_cached() {
     assert!(moved <= 8, "{moved} of 128 turns left their home");
 }
 
-/// Prompts that share nothing find equal endpoints, so each endpoint gets the same number.
+/// Checks that prompts that share nothing find equal endpoints, so each endpoint gets the same
+/// number of prompts.
 #[test]
 fn distinct_prompts_spread_over_an_idle_pool() {
     let mut world = PolicyWorld::new();

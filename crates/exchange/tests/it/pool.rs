@@ -127,8 +127,8 @@ fn more_adapters_than_fit_displace_the_one_not_used_for_longest() {
     );
 }
 
-/// An idle pool serves its base model on all engines, even if they have places for adapters and
-/// these are full, because the base model needs no place.
+/// Checks that an idle pool serves its base model on all engines, even if their places for adapters
+/// are full, because the base model needs no place.
 #[test]
 fn prompts_for_the_base_model_spread_over_an_idle_pool_with_places_for_adapters() {
     for (scorer, adapters) in [

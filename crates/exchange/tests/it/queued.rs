@@ -12,7 +12,7 @@ use scheduler::{PipelineSpec, PluginSpec};
 use crate::memory_host::{CHAT, MemoryHost};
 use crate::release::pool_update_of;
 
-/// A pool of one endpoint that takes one request at a time.
+/// Returns a pool of one endpoint that takes one request at a time.
 pub(crate) fn pool(section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
     let number =
         |(name, number): &(&str, f64)| ((*name).to_owned(), ParameterValue::Number(*number));

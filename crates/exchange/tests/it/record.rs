@@ -74,7 +74,7 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
         queue_depth: queue.map(f32::from),
         running_requests: queue.map(|q| f32::from(q) / 3.0),
         kv_cache_utilization: queue.map(|q| f32::from(q) / 64.0),
-        // So few blocks that a dozen prompts fill them.
+        // The cache has so few blocks that a dozen prompts fill it.
         kv_blocks: queue.map(|_| 24),
         kv_block_tokens: Some(64),
         lora: queue.map(|q| LoraMetrics {
@@ -152,7 +152,7 @@ proptest! {
         }
     }
 
-    /// Reading and replaying any text ends with an answer or an error.
+    /// Checks that reading and replaying any text ends with an answer or an error.
     #[test]
     fn any_text_is_a_record_or_is_not(
         text in r#"\{("rng":(1|-1|"x"|9e99),?)?("version":(\[1,2\]|3),?)?("request":(\{("blocks":(1|99999999999))?\}|4),?)?("endpoints":(\[\]|\[\{\}\]|\[\{"endpoint":"a"\}\]),?)?("metrics_stale":true)?\}"#
@@ -163,8 +163,8 @@ proptest! {
     }
 }
 
-/// Even a reader of the log who guesses every prompt and knows the secret finds no prompt's hash in
-/// the log.
+/// Checks that a reader of the log finds no prompt's hash in the log, even if this reader guesses
+/// every prompt and knows the secret.
 #[test]
 fn no_hash_of_a_prompt_is_in_the_record() {
     let mut pool = ManagedPool::new(7, 4096);

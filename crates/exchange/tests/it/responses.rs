@@ -9,11 +9,11 @@ use proptest::prelude::*;
 
 use crate::golden;
 
-/// The result of reading a response; the same for all cuts.
+/// The result of reading a response. The result is the same for all cuts.
 #[derive(Debug, PartialEq)]
 struct ResponseReading {
     events: u32,
-    /// Bytes of the response up to the end of the chunk with the first token.
+    /// The number of bytes of the response up to the end of the chunk with the first token.
     first_token_after: Option<usize>,
     usage: TokenUsage,
 }
@@ -145,8 +145,8 @@ fn cuts_and_line_ends_change_nothing() {
     });
 }
 
-/// If a body is longer than the part held between chunks, `usage` is found if it is near the end
-/// and at its own depth. No other text is taken for `usage`.
+/// Checks a body that is longer than the part held between chunks: `usage` is found if it is near
+/// the end and at its own depth. No other text is read as `usage`.
 #[test]
 fn the_end_of_a_long_response_is_enough() {
     let filler = |bytes: usize| r#"{"usage":{"prompt_tokens":666}},"#.repeat(bytes / 32);
@@ -332,7 +332,8 @@ fn what_the_stream_ends_in_is_an_event_too() {
     }
 }
 
-/// Some engines report neither usage nor a finish reason, only the mark at the end.
+/// Checks a stream of engines that report neither usage nor a finish reason, only the mark at the
+/// end.
 #[test]
 fn a_stream_that_ends_with_the_mark_alone_is_whole() {
     let says = |stream: &str| {
@@ -353,7 +354,8 @@ fn a_stream_that_ends_with_the_mark_alone_is_whole() {
     }
 }
 
-/// Replies of engines that sleep, shut down or lost the request, and replies of an unusual shape.
+/// Checks replies of engines that sleep, shut down or lost the request, and replies of an unusual
+/// shape.
 #[test]
 fn a_reply_without_work_is_strange_and_an_unusual_one_is_not() {
     use pool_state::verdict::ErrorBody::{Reply, Strange, Unclear};

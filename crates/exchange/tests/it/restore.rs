@@ -86,8 +86,8 @@ fn cuts_and_line_ends_change_nothing() {
     });
 }
 
-/// A client waits for events, so none may be held. Only a name may be held, while it may still
-/// become the name that was sent.
+/// Checks that the proxy holds back no event, because a client waits for events. The proxy may hold
+/// back only a name, while this can still become the name that was sent.
 #[test]
 fn no_more_than_the_name_is_ever_held_back() {
     let names = names("llama", "\"gpt\"");

@@ -10,7 +10,7 @@ use crate::workers::{ADDRESS, at, ms, pool_by, send, served, with_status};
 /// The endpoint that fails.
 const BROKEN: u16 = 0;
 
-/// Makes this many workers. Each has seen another endpoint answer.
+/// Makes this many workers. Each worker has seen another endpoint answer.
 fn workers(number: u64) -> Vec<ManagedPool> {
     let start = |seed| {
         let mut pool = pool_by("active-request-scorer", 4, seed);
@@ -23,8 +23,8 @@ fn workers(number: u64) -> Vec<ManagedPool> {
     (0..number).map(start).collect()
 }
 
-/// Sends the prompt until it goes to the endpoint of this slot. If it goes to another endpoint, the
-/// client leaves and sends the prompt again.
+/// Sends the prompt until the endpoint of this slot gets it. If another endpoint gets the prompt,
+/// the client leaves and sends the prompt again.
 fn send_to(pool: &mut ManagedPool, prompt: &str, slot: u16, now: Timestamp) -> Exchange {
     for _ in 0..1_000 {
         let (mut exchange, to) = send(pool, prompt, now);
@@ -36,8 +36,8 @@ fn send_to(pool: &mut ManagedPool, prompt: &str, slot: u16, now: Timestamp) -> E
     panic!("no request goes to endpoint {slot}")
 }
 
-/// The answer of the broken endpoint to this prompt, through this worker. All other workers receive
-/// it.
+/// Lets the broken endpoint answer this prompt through one worker. All other workers receive what
+/// this worker learned.
 fn answer(workers: &mut [ManagedPool], worker: usize, prompt: &str, status: u16, now: Timestamp) {
     let pool = &mut workers[worker];
     let exchange = send_to(pool, prompt, BROKEN, now);

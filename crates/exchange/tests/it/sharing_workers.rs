@@ -9,7 +9,7 @@ pub(crate) struct SharingWorker {
 }
 
 impl SharingWorker {
-    /// One of `workers` workers.
+    /// Makes one of `workers` workers.
     pub(crate) fn new(pool: ManagedPool, workers: usize) -> Self {
         Self {
             pool,
@@ -19,7 +19,8 @@ impl SharingWorker {
     }
 }
 
-/// Each worker reads the reports of all others, and learns their ejections; then each ticks.
+/// Lets each worker read the reports of all others and learn their ejections. Then each worker
+/// ticks.
 pub(crate) fn share_reports(workers: &mut [SharingWorker], now: Timestamp) {
     for from in 0..workers.len() {
         let SharingWorker { pool, row, .. } = &mut workers[from];

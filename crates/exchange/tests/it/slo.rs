@@ -134,7 +134,7 @@ fn trusting() -> ExchangeSettings {
     }
 }
 
-/// Sends a request. Returns the endpoint that it goes to, or the reply.
+/// Sends a request. Returns the endpoint that gets the request, or the reply.
 fn sent(
     pool: &mut ManagedPool,
     headers: &[(&str, &str)],
@@ -449,8 +449,8 @@ fn the_lowest_slo_there_makes_others_yield_unless_nobody_could_meet_it() {
     for mut exchange in held {
         exchange.end(&mut pool, Timestamp(0));
     }
-    // These requests have an SLO that no endpoint could meet even if it were idle. Such an SLO does
-    // not limit other requests.
+    // These requests have an SLO that no endpoint could meet even if it were idle. An SLO that no
+    // endpoint can meet does not limit other requests.
     let greedy: Vec<Exchange> = (0..2)
         .map(|_| sent(&mut pool, &[("x-slo-tpot-ms", "1")]).0)
         .collect();
@@ -581,8 +581,8 @@ fn the_lowest_slo_of_an_endpoint_is_the_lowest_of_all_proxies() {
     own.end(&mut two, Timestamp(0));
 }
 
-/// Receives a claim from another proxy: this many requests at each of two endpoints, and their SLOs
-/// in µs.
+/// Receives a load report from another proxy: this many requests at each of two endpoints, and the
+/// SLOs of these requests in µs.
 fn receive_slos(pool: &mut ManagedPool, requests: u32, ttft_us: u32, tpot_us: u32) {
     let mut sum = LoadReportSum::default();
     sum.reset(vec![at(0), at(1)], []);
@@ -697,7 +697,8 @@ fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_a
     let strict = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "62")];
     let mut held = vec![sent(&mut pool, &strict).0];
     while pool.in_flight().rows().count() < 2 {
-        held.push(sent(&mut pool, &[("x-slo-tpot-ms", "500")]).0); // by the default profile, until no endpoint is idle
+        // The default profile picks for these requests, until no endpoint is idle.
+        held.push(sent(&mut pool, &[("x-slo-tpot-ms", "500")]).0);
     }
     let settings = ExchangeSettings {
         explain: true,
@@ -792,7 +793,7 @@ fn requests_that_met_missed_or_were_refused_their_slo_are_counted_by_model() {
     play(&mut pool, &asked, good, 250, true);
     play(&mut pool, &asked, (500, b"{}"), 10, true);
     play(&mut pool, &asked, (200, &WHOLE[..35]), 250, false); // the client left
-    play(&mut pool, &asked, (400, REFUSED), 250, true); // the client's fault
+    play(&mut pool, &asked, (400, REFUSED), 250, true); // This failure is the client's fault.
     play(&mut pool, &[("x-slo-tpot-ms", "200")], good, 150, true); // with one token, no time between tokens is known
     let counted = |pool: &ManagedPool| -> Vec<[u64; 3]> {
         pool.counters().models().iter().map(|row| row.slo).collect()

@@ -15,8 +15,8 @@ use crate::release::pool_update;
 
 const FORM: &str = "multipart/form-data; boundary=x";
 
-/// A pool whose first endpoint serves `a` and whose second endpoint serves `b`. `alias` is another
-/// name of `b`.
+/// Returns a pool whose first endpoint serves `a` and whose second endpoint serves `b`. `alias` is
+/// another name of `b`.
 fn two_models() -> ManagedPool {
     let mut endpoints = pool_update(2, 1).endpoints().to_vec();
     endpoints
@@ -115,7 +115,7 @@ impl Sent {
         }
     }
 
-    /// The first endpoint of the list.
+    /// Returns the first endpoint of the list.
     fn first(&self) -> String {
         let list = self
             .changes()
@@ -126,7 +126,7 @@ impl Sent {
         list.1.split(',').next().unwrap().to_owned()
     }
 
-    /// The body as the engine gets it.
+    /// Returns the body as the engine gets it.
     fn body(&self, body: &[u8]) -> Vec<u8> {
         let Some(edit) = &self.changes().body else {
             return body.to_vec();
@@ -138,7 +138,7 @@ impl Sent {
         .concat()
     }
 
-    /// The endpoint gives this answer. Returns the bytes that the client gets.
+    /// Lets the endpoint give this answer. Returns the bytes that the client gets.
     fn answer(
         mut self,
         pool: &mut ManagedPool,
@@ -280,7 +280,8 @@ fn a_task_counts_for_its_model_and_priority_and_in_the_ledger() {
     }
 }
 
-/// The engine takes one request at a time. Three forms of one tenant come before one of another.
+/// Checks the order of held forms: the engine takes one request at a time, and three forms of one
+/// tenant come before a form of another tenant.
 #[test]
 fn a_held_form_waits_in_the_flow_of_its_tenant() {
     let pool = crate::queued::pool(&[]);
@@ -405,7 +406,7 @@ fn a_large_form_is_read_piece_by_piece() {
 
 const RESPONSES: &str = "POST /v1/responses";
 
-/// The endpoint `by` creates a response, whichever endpoint was picked.
+/// Lets the endpoint `by` create a response, whichever endpoint was picked.
 fn respond(pool: &mut ManagedPool, by: &str, content_type: &str, chunks: &[&str]) {
     // A pool of three endpoints ranks all three, so the proxy may use any of them.
     send(

@@ -23,7 +23,7 @@ fn salting() -> ExchangeSettings {
     }
 }
 
-/// Sends a request; it is routed or refused.
+/// Sends a request, which is routed or refused.
 fn send(
     pool: &mut ManagedPool,
     settings: &ExchangeSettings,
@@ -61,7 +61,7 @@ fn send(
     (exchange, result)
 }
 
-/// The body as the engine gets it. The body must have the declared length.
+/// Returns the body as the engine gets it. The body must have the declared length.
 fn engine_body(changes: &RequestChanges, body: &str) -> Value {
     let Some(edit) = &changes.body else {
         return serde_json::from_str(body).unwrap();

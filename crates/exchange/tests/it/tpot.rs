@@ -61,7 +61,7 @@ fn it_is_the_mean_over_the_tokens_after_the_first() {
         tpot_ms(&[(100, TOKEN), (150, TOKEN), (300, TOKEN), (300, USAGE)]),
         one(50.0)
     );
-    // Without `usage` an event counts as a token: two gaps in 200 ms.
+    // Without the field `usage` an event counts as a token: two gaps in 200 ms.
     assert_eq!(
         tpot_ms(&[(100, TOKEN), (150, TOKEN), (300, TOKEN)]),
         one(100.0)

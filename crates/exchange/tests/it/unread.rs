@@ -1,5 +1,5 @@
-//! The place of a request is free when its reply has ended, or when its client does not read it. A
-//! silent engine keeps the place.
+//! The place of a request is free when its reply has ended, or when its client does not read the
+//! reply. A silent engine keeps the place.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,7 +10,8 @@ use scheduler::{EndpointMetrics, Snapshot, Version};
 use crate::memory_host::{CHAT, MemoryHost};
 use crate::release::{pool_update, split_pool_update};
 
-/// A piece that makes a reply long enough for a proxy to stop reading it.
+/// The length in bytes of a piece that makes a reply long enough for a proxy to stop reading the
+/// reply.
 const PIECE: usize = 20_000;
 
 struct UnreadCase {
@@ -70,7 +71,7 @@ impl UnreadCase {
         })
     }
 
-    /// A piece arrives, and the next check sees that.
+    /// Lets a piece of the reply arrive, and lets the next check see this piece.
     fn piece(&mut self, size: usize) {
         assert_eq!(
             self.driver.response_body(&mut self.host, size, false),
@@ -95,12 +96,12 @@ impl UnreadCase {
         self.wait(0)
     }
 
-    /// The engine reports its running and queued requests.
+    /// Makes the engine report its running and queued requests.
     fn report(&mut self, running: f32, queued: f32) {
         self.report_all(&[(running, queued)]);
     }
 
-    /// Each engine reports its running and queued requests.
+    /// Makes each engine report its running and queued requests.
     fn report_all(&mut self, counts: &[(f32, f32)]) {
         let mut pool = self.pool.borrow_mut();
         let metrics = counts.iter().map(|&(running, queued)| EndpointMetrics {
@@ -117,7 +118,7 @@ impl UnreadCase {
         pool.refresh(snapshot, self.host.now);
     }
 
-    /// The requests with a place, and those whose client does not read.
+    /// Returns the number of requests with a place, and of requests whose client does not read.
     fn places(&self) -> (u32, u32) {
         let pool = self.pool.borrow();
         let endpoint = pool.snapshot().unwrap().endpoints()[0].id;

@@ -25,8 +25,8 @@ pub(crate) fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> ManagedPool {
     pool
 }
 
-/// Returns a snapshot with this scorer alone. `queues` are those of the first endpoints; the queues
-/// of the others are unknown.
+/// Returns a snapshot with this scorer alone. `queues` has the queue lengths of the first
+/// endpoints; the queues of the others are unknown.
 fn by(scorer: &str, endpoints: u8, queues: &[f32]) -> Snapshot {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
     let endpoints = pool_update(endpoints, 1).endpoints().to_vec();
@@ -216,7 +216,7 @@ fn the_lowest_slo_of_others_is_found_anew_when_one_leaves() {
     assert_eq!(slos(&pool), (Some(900_000), Some(50_000)));
 }
 
-/// The endpoint `by` replies after this many attempts, and the request ends.
+/// Lets the endpoint `by` reply after this many attempts, and ends the request.
 fn answered(
     pool: &mut ManagedPool,
     mut exchange: Exchange,
@@ -235,7 +235,7 @@ fn answered(
     exchange.end(pool, now);
 }
 
-/// The endpoint `by` gives a complete reply.
+/// Lets the endpoint `by` give a complete reply.
 pub(crate) fn served(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, now: Timestamp) {
     let head = ResponseHead {
         origin: ResponseOrigin::Upstream,
@@ -250,12 +250,12 @@ pub(crate) fn served(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, n
     exchange.end(pool, now);
 }
 
-/// The endpoint `by` refuses the prompt.
+/// Lets the endpoint `by` refuse the prompt.
 fn refused(pool: &mut ManagedPool, exchange: Exchange, by: &str, now: Timestamp) {
     with_status(pool, exchange, by, 400, now);
 }
 
-/// The endpoint `by` answers with an error of this status.
+/// Lets the endpoint `by` answer with an error of this status.
 pub(crate) fn with_status(
     pool: &mut ManagedPool,
     mut exchange: Exchange,
@@ -276,7 +276,8 @@ pub(crate) fn with_status(
     exchange.end(pool, now);
 }
 
-/// The placements that `pool` has published since the last call, which `other` receives.
+/// Passes to `other` the placements that `pool` has published since the last call. Returns the kind
+/// of each placement and the number of its new blocks.
 fn received(pool: &mut ManagedPool, other: &mut ManagedPool) -> Vec<(PlacementKind, usize)> {
     let placements = pool.take_placements();
     for placement in &placements {
@@ -289,8 +290,8 @@ fn received(pool: &mut ManagedPool, other: &mut ManagedPool) -> Vec<(PlacementKi
     placements.iter().map(new).collect()
 }
 
-/// The cached location of a prompt is used from the pick on, here and in other workers, until the
-/// endpoint refuses the prompt.
+/// Checks that the cached location of a prompt is used from the pick on, in this worker and in
+/// others, until the endpoint refuses the prompt.
 #[test]
 fn a_placement_is_confirmed_by_a_reply_and_withdrawn_by_a_refusal_everywhere() {
     let prompt = "once upon a time ".repeat(200);
@@ -632,7 +633,7 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     assert!(sent(&mut pool).is_empty());
 }
 
-/// Number of prompts with some 250 hashes each: far more than is kept.
+/// The number of prompts, with about 250 hashes each. The pool keeps far fewer hashes.
 const SENT: usize = 300;
 
 fn at_address(address: &str) -> EndpointRef {

@@ -2,7 +2,7 @@
 //! on the same golden files.
 #![cfg(test)]
 
-// Building takes a minute and more.
+// The build takes a minute or more.
 mod slow {
     use std::path::{Path, PathBuf};
     use std::process::Command;
@@ -14,7 +14,7 @@ mod slow {
             .unwrap()
     }
 
-    /// Builds `tests/it` for wasm, in a target folder of its own, because the build that runs this
+    /// Builds `tests/it` for wasm, in a separate target folder, because the build that runs this
     /// test holds the lock of the usual folder.
     fn build() -> PathBuf {
         let output = Command::new(env!("CARGO"))
@@ -32,7 +32,8 @@ mod slow {
             ])
             .current_dir(root())
             .env("CARGO_TARGET_DIR", root().join("target/wasm-golden"))
-            // The tests run in one thread, and five times as fast as without optimisation.
+            // The tests run in one thread. With this level they are five times as fast as without
+            // optimisation.
             .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
             // The settings of the outer cargo's build must not leak into this build.
             .env_remove("RUSTFLAGS")

@@ -17,7 +17,7 @@ def main():
     linker.define_wasi()
     module = wasmtime.Module.from_file(engine, wasm)
     wasi = wasmtime.WasiConfig()
-    # Fewer cases than natively: this is about another compiler and other instructions, not about other inputs.
+    # Runs fewer random cases than natively, because the wasm run tests another compiler and other instructions, not other inputs.
     wasi.argv = ["it", "--test-threads=1"]
     wasi.env = [("PROPTEST_CASES", "32")]
     wasi.preopen_dir(folder, folder)

@@ -7,13 +7,13 @@ use super::fit::{self, FitRow};
 /// The minimum number of samples for trees. With fewer samples, trees would fit noise.
 pub(super) const TREES_SAMPLES_MIN: usize = 200;
 
-/// The numbers of trees that are tried.
+/// The numbers of trees that a fit tries.
 const TREES: [usize; 3] = [0, TREES_MAX / 2, TREES_MAX];
 
-/// The number of folds in time for cross-validation. Each fold is predicted by a fit to the others.
+/// The number of folds in time for cross-validation. A fit to the other folds predicts each fold.
 const PARTS: usize = 3;
 
-/// The linear part: all terms, or one constant.
+/// The linear part of a shape: all terms, or one constant.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LinearBase {
     Terms,
@@ -35,11 +35,12 @@ pub(super) struct FittedShape {
     pub(super) base: LinearBase,
     pub(super) trees: usize,
     pub(super) shape: LatencyShape,
-    /// The loss on the last `fresh` rows alone.
+    /// The loss on the last `fresh` rows alone: see [`chosen`].
     pub(super) loss: f32,
 }
 
-/// Chooses base and trees by the newest rows. The reported loss is over the last `fresh` rows.
+/// Chooses the linear part and the number of trees by the loss on the newest rows. The reported
+/// loss is the loss on the last `fresh` rows.
 pub(super) fn chosen(old: &[FitRow], newest: &[FitRow], fresh: usize) -> FittedShape {
     let loss_of = |shape: &LatencyShape| fit::loss(shape, newest, 0.0);
     let terms = fit::base(old, None);
@@ -77,8 +78,8 @@ pub(super) fn chosen(old: &[FitRow], newest: &[FitRow], fresh: usize) -> FittedS
     }
 }
 
-/// Returns for each row the prediction of such a shape that was fitted to the other folds, and its
-/// error.
+/// Returns for each row the prediction of a shape that was fitted to the other folds, and the error
+/// of this prediction.
 pub(super) fn errors(rows: &[FitRow], chosen: &FittedShape) -> Vec<(f32, f32)> {
     let part = rows.len().div_ceil(PARTS).max(1);
     let of_part = |(at, part): (usize, &[FitRow])| {

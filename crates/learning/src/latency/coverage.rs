@@ -1,5 +1,5 @@
 //! Measures the share of outcomes within the predicted median and p90 on synthetic streams. Each
-//! stream has 300 outcomes of one endpoint, and the last 90 are counted.
+//! stream has 300 outcomes of one endpoint, and the tests count the last 90.
 
 use super::p90::CoverageIntegrator;
 use super::*;
@@ -15,8 +15,8 @@ const OUTCOMES: usize = 300;
 const COUNTED: usize = 90;
 const SEEDS: u64 = 12;
 
-/// The standard deviation if each of 90 outcomes were independently within the p90 with probability
-/// 0.9: √(90 · 0.9 · 0.1).
+/// The standard deviation of the number of outcomes within the p90, if each of 90 outcomes were
+/// independently within the p90 with probability 0.9: √(90 · 0.9 · 0.1).
 const BINOMIAL: f32 = 2.85;
 
 /// Returns the logarithm of the outcome at this position.
@@ -38,8 +38,8 @@ const STREAMS: [(&str, Stream); 10] = [
     }),
     ("falls", |rng, at| 0.02 * normal(rng) - 0.01 * at as f32),
     ("rises", |rng, at| 0.02 * normal(rng) + 0.01 * at as f32),
-    // A Pareto tail: one in a hundred exceeds four times the minimum, one in a thousand eight
-    // times.
+    // The outcomes have a Pareto tail: one in a hundred exceeds four times the minimum, and one in
+    // a thousand exceeds eight times the minimum.
     ("has a heavy tail", |rng, _| -0.3 * libm::logf(rng.open01())),
     ("steps up", |rng, at| {
         0.1 * normal(rng) + if at < 250 { 0.0 } else { 0.5 }
@@ -47,8 +47,8 @@ const STREAMS: [(&str, Stream); 10] = [
     ("steps down", |rng, at| {
         0.1 * normal(rng) - if at < 250 { 0.0 } else { 0.5 }
     }),
-    // Like an engine that admits requests in waves: a jump of a third, and hardly any noise in
-    // between.
+    // The stream is like an engine that admits requests in waves: it jumps by a third, with hardly
+    // any noise between two jumps.
     ("falls and jumps back", |rng, at| {
         0.02 * normal(rng) - 0.01 * (at % 35) as f32
     }),
@@ -113,7 +113,8 @@ fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
     within
 }
 
-/// Returns the means over the seeds of both numbers of [`within`], and the deviation of the second.
+/// Returns the mean of each number of [`within`] over the seeds, and the standard deviation of the
+/// second number.
 fn over_seeds(stream: Stream, delay: usize) -> ([f32; 2], f32) {
     let all: Vec<[f32; 2]> = (0..SEEDS)
         .map(|seed| within(stream, seed, delay).map(|count| count as f32))

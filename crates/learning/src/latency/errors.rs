@@ -2,14 +2,14 @@
 //! p90.
 //!
 //! An error always belongs to a prediction made before the outcome was known, and is never the
-//! residual of a fit. So the next errors will be as large as these. A new shape gets errors of its
-//! own by cross-validation, because those of another shape say nothing about it.
+//! residual of a fit. So future errors will be as large as these errors. The errors of a new shape
+//! come from cross-validation, because the errors of another shape say nothing about the new shape.
 //!
 //! There are two candidates for the p90: a multiple of the predicted median that depends on this
-//! median, and one level for all requests. They are mixed by their recent pinball losses, so the
-//! mix is hardly worse than the better candidate. Future errors may be distributed differently. So
-//! each outcome also moves the mix, until a tenth of the outcomes are above it (online conformal
-//! prediction by quantile tracking).
+//! median, and one level for all requests. This module mixes the two candidates by their recent
+//! pinball losses, so the mix is hardly worse than the better candidate. Future errors may be
+//! distributed differently. So each outcome also moves the mix, until a tenth of the outcomes are
+//! above the mix (online conformal prediction by quantile tracking).
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ use scheduler::sort::sort_by;
 
 use super::p90::{CoverageIntegrator, LogOutcome, P90Tracker, PinballLosses, SHARE};
 
-/// The newest errors of one time, and the candidates for its p90.
+/// The newest errors of TTFT or of TPOT, and the candidates for the p90 of this time.
 #[derive(Clone, Debug)]
 pub(super) struct ErrorWindow {
     /// The predicted median and its error, as logarithms.
@@ -39,12 +39,12 @@ pub(super) struct ErrorWindow {
     losses: PinballLosses,
 }
 
-/// The maximum number of errors kept: few enough to follow changes, and enough for a p90 of each
-/// bin.
+/// The maximum number of kept errors. The number is low enough to follow changes, and high enough
+/// for a p90 of each bin.
 const ERRORS_MAX: usize = 1_600;
 
-/// `multiple` is recomputed only after this many new errors, because sorting them takes some tens
-/// of µs.
+/// The number of new errors after which `multiple` is recomputed. Each recomputation sorts all
+/// errors, which takes tens of µs.
 const FRESH_MAX: usize = 16;
 
 /// The minimum number of errors in a bin.
@@ -179,7 +179,7 @@ impl ErrorWindow {
             let errors = of_bin.iter().map(|(_, error)| *error).collect();
             *factor = libm::expf(quantile(errors, SHARE)).clamp(*FACTORS.start(), *FACTORS.end());
         }
-        // The last bin, and bins that are not filled, have no end.
+        // The last bin, and bins that are not filled, have no upper end.
         for (bin, place) in spread.ends.iter_mut().enumerate() {
             *place = sorted
                 .get(end(bin))

@@ -17,16 +17,16 @@ pub(super) struct FitRow {
     pub(super) weight: f32,
 }
 
-/// The number of rounds of reweighting. Each brings the fit closer to the one with the least
+/// The number of rounds of reweighting. Each round brings the fit closer to the fit with the least
 /// *absolute* relative error, which a few outliers do not move.
 const REWEIGHTINGS: usize = 8;
 const REWEIGHTINGS_NEAR: usize = 2;
 
-/// All samples with relative errors below this get the same weight.
+/// The relative error below which all samples get the same weight.
 const ERROR_MIN: f64 = 0.02;
 
-/// The ridge towards zero, as a share of each weight's curvature. It makes the solution unique if
-/// inputs are collinear.
+/// The ridge towards zero, as a share of each weight's curvature. The ridge makes the solution
+/// unique if inputs are collinear.
 const RIDGE: f64 = 1e-4;
 
 const SWEEPS: usize = 60;
@@ -34,17 +34,19 @@ const SWEEPS: usize = 60;
 /// The number of thresholds that trees may use for each feature.
 const CUTS: usize = 15;
 
-/// In each leaf, this many samples without a residual are added.
+/// The number of samples without a residual that are added to each leaf, so that a few samples do
+/// not decide the value of the leaf.
 const LEAF_SHRINK: f32 = 10.0;
 
-/// The share of the residual that each tree corrects. Later trees correct the rest, or find that it
-/// was noise.
+/// The share of the residual that each tree corrects. Later trees correct the rest of the residual,
+/// or find that this rest was noise.
 const LEARNING_RATE: f32 = 0.3;
 
 /// The bound of a sample's residual in a leaf, as a logarithm.
 const PULL_MAX: f32 = 0.7;
 
-/// Fits the linear part. If `near` is nearly right, a few rounds are enough.
+/// Fits the linear part of a shape, starting from `near`. If `near` is nearly right, a few rounds
+/// are enough.
 pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape {
     let mut shape = LatencyShape {
         weights: near.map_or([0.0; TERMS], |near| near.weights),
@@ -71,9 +73,9 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
             } else {
                 libm::log(ms / expected).abs().max(ERROR_MIN)
             };
-            // The error is relative to the larger of prediction and time. So a factor of two is as
-            // wrong in both directions, and a prediction that is far too low has no unbounded
-            // weight.
+            // The error is relative to the larger of prediction and time. So a factor of two is
+            // equally wrong in both directions, and a prediction that is far too low has no
+            // unbounded weight.
             let scale = expected.max(ms);
             add(
                 &mut normal,
@@ -253,8 +255,8 @@ fn histogram(
     histogram
 }
 
-/// Returns how much the residual falls if every leaf is split into the bins up to `cut` and those
-/// above.
+/// Returns how much the residual falls if every leaf is split into the bins up to `cut` and the
+/// bins above `cut`.
 fn gain(histogram: &FitHistogram, cut: usize) -> f32 {
     let worth = |(weight, sum): (f32, f32)| sum * sum / (weight + LEAF_SHRINK);
     let add = |a: (f32, f32), b: &(f32, f32)| (a.0 + b.0, a.1 + b.1);
@@ -272,7 +274,7 @@ pub(super) fn log(shape: &LatencyShape, row: &FitRow) -> f32 {
 }
 
 /// Returns the loss of a shape: the mean absolute error of logarithms, which is a relative error.
-/// Infinite without rows.
+/// The loss is infinite without rows.
 pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
     let (error, weight) = rows.iter().fold((0.0, 0.0), |(error, weight), row| {
         (

@@ -29,7 +29,7 @@ struct GoldenPool {
     learner: LatencyLearner,
     model: Option<LatencyModel>,
     now_ms: u64,
-    /// For each slot the time as a multiple of the other endpoints' time, and the generation.
+    /// The factor on the times of each slot's engine.
     factors: [f32; SLOTS as usize],
     generations: [u32; SLOTS as usize],
     /// The accuracy of the predictions of TTFT and TPOT.
@@ -62,7 +62,8 @@ fn upgraded(c: &Conditions) -> (f32, f32) {
     )
 }
 
-/// Returns the times behind a gateway that delays all replies to the same times.
+/// Returns the same times for all requests, as behind a gateway that delays every reply to these
+/// times.
 fn alike(_: &Conditions) -> (f32, f32) {
     (120.0, 15.0)
 }
@@ -101,7 +102,8 @@ impl GoldenPool {
     }
 
     /// Returns the observation of a request under random conditions, with noise of up to a quarter
-    /// in both directions. Its first token and one gap are samples for the step model.
+    /// in both directions. The first token and one gap of the request are samples for the step
+    /// model.
     fn outcome(&mut self, truth: TrueTimes) -> Observation {
         let slot = self.rng.below(usize::from(SLOTS));
         let conditions = self.conditions();
@@ -360,7 +362,7 @@ fn row(numbers: &[f32]) -> String {
 
 fn as_it_is(_: usize, _: &mut Observation) {}
 
-/// Plays a pool with two speeds, and then all events that a pool can have.
+/// Simulates a pool with engines of two speeds, and then all events that a pool can have.
 fn eventful() -> GoldenPool {
     let mut pool = GoldenPool::new("a pool of two speeds", 1, LatencyLearner::default());
     pool.factors[2] = 2.0;

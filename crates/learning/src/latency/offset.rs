@@ -1,23 +1,24 @@
-//! Learns how far each endpoint deviates from the common shape. Each sample counts at once, so a
-//! pod that slows down is known before any shape is fitted again.
+//! Learns how far each endpoint deviates from the common shape. Each sample changes the offset
+//! immediately, so the learner notices a pod that slows down before it fits a shape again.
 //!
 //! Two averages follow the errors of an endpoint: a slow one with little noise, and a fast one.
 //! While they agree within the noise, the slow average is used. When they disagree, the endpoint
 //! has changed, and the slow average takes the value of the fast one.
 //!
 //! If no other outcome comes between a pick and its own outcome, the average of about the newest
-//! two errors is used too. The next outcome is expected to deviate like them, as far as earlier
-//! outcomes did so. The times of engines that admit requests in waves jump. Between two jumps, the
-//! median would stay on one side of the outcomes for long. So each outcome also moves the median a
-//! little, until half of the outcomes are above it.
+//! two errors is used too. The next outcome is expected to repeat this average, to the degree to
+//! which earlier outcomes repeated the errors just before them. The times of engines that admit
+//! requests in waves jump. Between two jumps, the median would stay on one side of the outcomes for
+//! long. So each outcome also moves the median a little, until half of the outcomes are above the
+//! median.
 
 use scheduler::latency::OFFSETS;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 use super::p90::{GAIN, HALF, QuantileTracker, SCALE_OUTCOMES_FAST};
 
-/// With fewer outcomes than this between a pick and its own, the prediction at the pick is taken as
-/// equal to a prediction made now.
+/// The number of outcomes between a pick and its own outcome, below which the learner treats the
+/// prediction at the pick as a prediction made now.
 pub(super) const DELAY_FRESH: f32 = 1.0;
 
 /// The offsets of TTFT or of TPOT, by slot.
@@ -30,9 +31,9 @@ pub(super) struct EndpointOffsets {
     persistence: OffsetPersistence,
 }
 
-/// The share of an offset that is still true when a request is served. By then a slow pod is still
-/// slow, but a short disturbance is over. The share is a least squares fit of requests' errors to
-/// the offset at their pick.
+/// The share of an offset that is still true when a request is served. When the request is served,
+/// a slow pod is still slow, but a short disturbance is over. The share is a least squares fit of
+/// requests' errors to the offset at their pick.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetTrust {
     products: f32,
@@ -40,8 +41,8 @@ struct OffsetTrust {
 }
 
 /// The share of the newest errors that the next outcome repeats: 0 if outcomes are noise, 1 if they
-/// come in long runs, and more if they drift. It is a least squares fit of the errors of outcomes
-/// to the errors just before them.
+/// come in long runs, and more if they drift. The share is a least squares fit of the errors of
+/// outcomes to the errors just before them.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetPersistence {
     products: f32,
@@ -60,8 +61,8 @@ struct OffsetRow {
     newest: f32,
     /// The difference of `newest` from `slow`, if it can still hold at the next pick; otherwise 0.
     lead: f32,
-    /// The shift that is added to the published offset so that half of the outcomes are above it; 0
-    /// if `lead` is 0.
+    /// The shift that is added to the published offset so that half of the outcomes are above the
+    /// offset; 0 if `lead` is 0.
     middle: QuantileTracker,
 }
 
@@ -77,24 +78,25 @@ const NOTHING: OffsetRow = OffsetRow {
 
 /// The maximum number of samples that each average remembers. An average is late by the number of
 /// outcomes that come between a pick and its own outcome. An average that follows faster than this
-/// delay oscillates. So the slow one remembers ten times as many outcomes as the delay, but at most
-/// `SLOW`.
+/// delay oscillates. So the slow average remembers ten times as many outcomes as the delay, but at
+/// most `SLOW`.
 const SLOW: f32 = 100.0;
 const FAST: f32 = 10.0;
 const NEWEST: f32 = 2.0;
 
-/// The assumption that an endpoint is like all others counts as this many samples.
+/// The weight, in samples, of the assumption that an endpoint is like all others.
 const SHRINK: f32 = 8.0;
 
-/// The averages disagree if they differ by more than this many times the noise. The fast average
-/// varies by about 0.3 times the noise, so false alarms are rare.
+/// The difference of the two averages, as a multiple of the noise, above which the endpoint counts
+/// as changed. The fast average varies by about 0.3 times the noise, so false alarms are rare.
 const CHANGED: f32 = 1.2;
 
-/// The bound of a sample's error, because a stall says little about the next request.
+/// The bound of a sample's error, as a logarithm. A single large error is often a stall, which says
+/// little about the next request.
 const ERROR_MAX: f32 = 2.0;
 
 /// The noise before any data is known, the minimum noise that is assumed, and the number of samples
-/// over which it is averaged.
+/// over which the noise is averaged.
 const NOISE_PRIOR: f32 = 0.3;
 const NOISE_MIN: f32 = 0.02;
 const NOISE_SAMPLES: f32 = 200.0;
@@ -143,7 +145,7 @@ impl OffsetPersistence {
 
     fn share(self) -> f32 {
         // `noise` is not used instead, because it averages hundreds of outcomes, and the first of
-        // them came before there was a prediction.
+        // these outcomes came before the first prediction.
         let chance = self.errors / self.outcomes.max(1.0);
         (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE))
             .clamp(0.0, PERSISTENCE_MAX)
@@ -247,7 +249,7 @@ impl EndpointOffsets {
         row.filter(|row| row.count > 0.0 && row.generation == endpoint.generation)
     }
 
-    /// Returns the offset of `endpoint`; the mean of all endpoints if it is unknown.
+    /// Returns the offset of `endpoint`; the mean of all endpoints if `endpoint` is unknown.
     pub(super) fn of(&self, endpoint: EndpointRef) -> f32 {
         self.row(endpoint)
             .map_or_else(|| self.mean(), |row| row.slow)
@@ -275,9 +277,9 @@ impl EndpointOffsets {
         self.rows.len()
     }
 
-    /// Returns the generation known at a slot, and its published offset. That is the trusted share
-    /// of its difference from the mean, plus the persistent share of its lead, plus the shift to
-    /// the median.
+    /// Returns the generation known at a slot, and its published offset. The published offset is
+    /// the trusted share of its difference from the mean, plus the persistent share of its lead,
+    /// plus the shift to the median.
     pub(super) fn published(&self, slot: usize) -> Option<(Generation, f32)> {
         let row = self.rows.get(slot).filter(|row| row.count > 0.0)?;
         let offset = self.trust() * (row.slow - self.mean())

@@ -2,13 +2,13 @@
 //! prediction).
 //!
 //! A tracked value rises by nine steps when an outcome is above it and falls by one step when it is
-//! not. So in the long run a tenth of outcomes are above, whatever their distribution. Large steps
-//! follow a drift sooner, but add noise where there is no drift. So there are two trackers, and the
-//! tracker with the smaller recent loss has more weight.
+//! not. So in the long run a tenth of outcomes are above the tracked value, whatever their
+//! distribution. Large steps follow a drift sooner, but add noise where there is no drift. So there
+//! are two trackers, and the tracker with the smaller recent loss has more weight.
 //!
 //! Over a short run, the share of outcomes within the value is still random. If no outcome comes
-//! between a pick and its own, the number of outcomes above is known at the next pick. Then an
-//! integrator, as in a controller, corrects this number (conformal PID control).
+//! between a pick and its own outcome, the number of outcomes above the value is known at the next
+//! pick. Then an integrator, as in a controller, corrects this number (conformal PID control).
 
 /// The intended share of outcomes within the p90.
 pub(super) const SHARE: f32 = 0.9;
@@ -17,12 +17,14 @@ pub(super) const SHARE: f32 = 0.9;
 pub(super) const HALF: f32 = 0.5;
 
 /// The step for each outcome as a share of the scale. `GAIN` is for the slow tracker and the
-/// median, and `GAIN_FAST` for the fast tracker if no outcome comes between a pick and its own.
+/// median, and `GAIN_FAST` for the fast tracker if no outcome comes between a pick and its own
+/// outcome.
 pub(super) const GAIN: f32 = 0.1;
 const GAIN_FAST: f32 = 0.8;
 
 /// The number of outcomes over which a scale is averaged. `SCALE_OUTCOMES` is for the slow tracker,
-/// and `SCALE_OUTCOMES_FAST` for the median and the fast tracker if no outcome comes in between.
+/// and `SCALE_OUTCOMES_FAST` for the median and the fast tracker if no outcome comes between a pick
+/// and its own outcome.
 const SCALE_OUTCOMES: f32 = 100.0;
 pub(super) const SCALE_OUTCOMES_FAST: f32 = 20.0;
 
@@ -42,8 +44,8 @@ const INTEGRAL_LONGEST: f32 = 3.0;
 /// trackers follow, and not an error to compensate.
 const INTEGRAL_MAX: f32 = 3.0;
 
-/// The scale before any data is known, and the minimum scale. Outcomes that were exact so far may
-/// not stay so.
+/// The scale before any data is known, and the minimum scale. The minimum is needed, because
+/// outcomes that matched their predictions so far may differ from them later.
 const SCALE_PRIOR: f32 = 0.1;
 const SCALE_MIN: f32 = 0.001;
 
@@ -66,7 +68,7 @@ pub(super) struct QuantileTracker {
 /// Corrects for a past surplus or lack of outcomes above the p90 that was predicted for them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CoverageIntegrator {
-    /// The number of outcomes above the p90, minus a tenth of all.
+    /// The number of outcomes above the p90, minus a tenth of all outcomes.
     sum: f32,
     outcomes: f32,
     /// The mean absolute distance of outcomes from the uncorrected p90.
@@ -84,7 +86,7 @@ pub(super) struct LogOutcome {
     pub(super) value: f32,
     /// The value that the tracked p90 is added to.
     pub(super) base: f32,
-    /// The number of outcomes that came between the pick and its outcome.
+    /// The number of outcomes that came between the pick and this outcome.
     pub(super) delay: f32,
 }
 
@@ -107,7 +109,7 @@ impl P90Tracker {
 
     /// Updates the slow and the fast tracker with one outcome. A value oscillates if it follows the
     /// outcomes of older predictions too fast. So the fast tracker is slower if more outcomes come
-    /// between a pick and its own.
+    /// between a pick and its own outcome.
     pub(super) fn outcome(&mut self, LogOutcome { value, base, delay }: LogOutcome) {
         self.losses
             .add(base + value, [base + self.slow.at, base + self.fast.at]);

@@ -1,4 +1,4 @@
-//! What is learned about TTFT or TPOT: the current shape, the offsets of endpoints, and the errors.
+//! The learned state of TTFT or TPOT: the current shape, the offsets of endpoints, and the errors.
 
 use scheduler::latency::shape::LatencyShape;
 use scheduler::latency::step::StepModel;
@@ -24,29 +24,30 @@ pub(super) struct TargetModel {
     pub(super) fresh: usize,
 }
 
-/// A fit takes some ms, so it needs at least `FRESH_MIN` new samples, and one new sample for each
-/// `FRESH_PART` samples.
+/// The minimum number of new samples for a fit, because a fit takes some ms. A fit also needs one
+/// new sample for each `FRESH_PART` samples.
 pub(super) const FRESH_MIN: usize = 32;
 const FRESH_PART: usize = 8;
 
-/// The newest 1/`NEWEST_PART` of the samples choose the base and the number of trees of a shape.
+/// The newest 1/`NEWEST_PART` of the samples chooses the linear part and the number of trees of a
+/// shape.
 const NEWEST_PART: usize = 4;
 
 /// The age in samples at which the weight of a sample has fallen to 1/e. Older samples say less
 /// about the engine's present behaviour.
 const FORGET_SAMPLES: f32 = 3_000.0;
 
-/// The pool as a whole has changed when the mean offset exceeds `DRIFT`, as a logarithm (about a
-/// fifth). Samples from before the change then get the weight `BEFORE_DRIFT`.
+/// The mean offset, as a logarithm (about a fifth), above which the pool as a whole has changed.
+/// Samples from before the change then get the weight `BEFORE_DRIFT`.
 const DRIFT: f32 = 0.2;
 const BEFORE_DRIFT: f32 = 0.1;
 
 /// A shape that may replace the current one.
 pub(super) struct ShapeCandidate {
-    /// The shape, fitted to all samples; `None` if there were too few.
+    /// The shape, fitted to all samples; `None` if there were too few samples.
     pub(super) shape: Option<LatencyShape>,
-    /// The loss of the current fit on the newest samples, minus that of a new fit that did not use
-    /// them. The loss is a mean relative error.
+    /// The loss of the current fit on the newest samples, minus the loss of a new fit that did not
+    /// use these samples. The loss is a mean relative error.
     pub(super) gain: f32,
     /// For each sample, the prediction of a fit to the other folds, and its error, both as
     /// logarithms.
@@ -73,7 +74,8 @@ impl TargetModel {
     }
 
     /// Learns from a sample. `predicted` is the prediction at its pick, and `delay` the number of
-    /// outcomes that came in between. Returns whether a change of the endpoint was detected.
+    /// outcomes that came between its pick and its own outcome. Returns whether a change of the
+    /// endpoint was detected.
     pub(super) fn observe(
         &mut self,
         sample: &mut RequestSample,
@@ -118,7 +120,8 @@ impl TargetModel {
     }
 
     /// Fits the best candidate. The newest quarter of the samples, which is left out of the fit,
-    /// chooses base and trees. The samples since the last fit decide whether the result is better.
+    /// chooses the linear part and the trees. The samples since the last fit decide whether the
+    /// result is better.
     pub(super) fn candidate(
         &self,
         samples: &[RequestSample],

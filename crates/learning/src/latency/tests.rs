@@ -64,7 +64,7 @@ impl LearnerWorld {
     }
 
     /// Sends one request to `slot`. Returns the relative errors of its prediction (TTFT, TPOT), if
-    /// there was one.
+    /// the model predicted the request.
     fn request(&mut self, slot: u16) -> Option<(f32, f32)> {
         let at = usize::from(slot);
         let endpoint = endpoint(slot, self.generations[at]);
@@ -90,8 +90,8 @@ impl LearnerWorld {
         })
     }
 
-    /// Returns the two times of such a request at `slot`, with noise of up to a tenth in both
-    /// directions.
+    /// Returns the TTFT and the TPOT of a request at `slot` under these conditions, with noise of
+    /// up to a tenth in both directions.
     fn takes(&mut self, slot: u16, conditions: &Conditions) -> (f32, f32) {
         let factor = self.factors[usize::from(slot)];
         let mut noisy = |ms: f32| factor * (0.9 + 0.2 * self.rng.open01()) * ms;

@@ -1,5 +1,5 @@
-//! The samples that shapes are fitted to. The window is bounded and stratified, so an hour of short
-//! prompts at idle endpoints does not displace the samples of long prompts in a queue.
+//! The samples to which the learner fits shapes. The window is bounded and stratified, so an hour
+//! of short prompts at idle endpoints does not displace the samples of long prompts in a queue.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ pub(super) enum LatencyTarget {
     Tpot,
 }
 
-/// One request that was learned from.
+/// A request from which the learner has learned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestSample {
     pub(super) endpoint: EndpointRef,
@@ -22,11 +22,11 @@ pub(super) struct RequestSample {
     /// The measured times, as logarithms of ms.
     pub(super) ttft: Option<f32>,
     pub(super) tpot: Option<f32>,
-    /// The offset of its endpoint at that time, relative to the mean of all endpoints, as a
-    /// logarithm.
+    /// The offset of the sample's endpoint when the learner last observed or refreshed it, relative
+    /// to the mean of all endpoints, as a logarithm.
     ttft_relative: f32,
     tpot_relative: f32,
-    /// Sequence number among all samples.
+    /// The sequence number of this sample among all samples.
     number: u64,
 }
 
@@ -43,8 +43,8 @@ const TOKENS: [f32; 3] = [256.0, 2_048.0, 8_192.0];
 
 const STRATA: usize = (QUEUES.len() + 1) * (TOKENS.len() + 1);
 
-/// The maximum number of samples in a stratum. If all strata are full, they take a third of a
-/// megabyte, and a fit takes some tens of ms.
+/// The maximum number of samples in a stratum. If all strata are full, their samples take a third
+/// of a megabyte, and a fit takes some tens of ms.
 const STRATUM_MAX: usize = 150;
 
 pub(super) const SAMPLES_MAX: usize = STRATA * STRATUM_MAX;

@@ -20,7 +20,7 @@ fn truth() -> StepModel {
     StepModel::from_parts([12.0, 0.06, 2e-6], [9.0, 0.08, 1e-4], 150.0)
 }
 
-/// Returns the claimed time of an engine as a multiple of the true time.
+/// Returns the reported time of an engine as a multiple of the true time.
 type Factor = fn(u16) -> f32;
 
 struct OriginDrill {
@@ -76,7 +76,7 @@ impl OriginDrill {
         self.run_at(seconds, origins, None);
     }
 
-    /// Like [`Self::run`], with all requests at `engine` if there is one.
+    /// Lets time pass as [`Self::run`] does, with all requests at `engine` if an engine is given.
     fn run_at(&mut self, seconds: u64, origins: &[(u64, usize, Factor)], engine: Option<u16>) {
         for _ in 0..seconds {
             for (origin, rate, factor) in origins {
@@ -116,7 +116,7 @@ impl OriginDrill {
         (0..4).map(|slot| model.speed(engine(slot))).collect()
     }
 
-    /// Returns the factor by which the model is wrong.
+    /// Returns the largest factor by which a learned time differs from the true time.
     fn off(&mut self) -> f32 {
         let model = self.model();
         let pairs = [
@@ -151,10 +151,10 @@ impl OriginDrill {
 
 const EQUAL: Factor = |_| 1.0;
 const SLOW_2: Factor = |slot| if slot == 2 { 2.0 } else { 1.0 };
-/// The lie that engine 3 is fast and the others are slow.
+/// A false report: engine 3 is fast and the others are slow.
 const LIE: Factor = |slot| if slot == 3 { 0.05 } else { 20.0 };
 const LIE_OF_ALL: Factor = |_| 30.0;
-/// The lie that all engines except one are slow. It says the truth about that one.
+/// A false report that all engines except engine 3 are slow. The times of engine 3 are true.
 const LIE_EXCEPT_3: Factor = |slot| if slot == 3 { 1.0 } else { 5.0 };
 const LIE_IN_TOLERANCE: Factor = |slot| if slot == 3 { 0.7 } else { 1.4 };
 
@@ -237,7 +237,7 @@ fn a_slow_engine_is_learned_from_origins_of_equal_and_unequal_traffic() {
 
 #[test]
 fn what_a_liar_taught_alone_is_forgotten_within_30_s_of_its_silence() {
-    // At first only the origin that lies observes, then others too.
+    // At first only the origin with false reports observes, then the others observe too.
     let mut drill = OriginDrill::new();
     drill.run(10, &[(LIAR, 100, LIE)]);
     assert!(drill.spread() > 4.0, "{:?}", drill.speeds());
@@ -248,7 +248,7 @@ fn what_a_liar_taught_alone_is_forgotten_within_30_s_of_its_silence() {
         drill.speeds(),
         drill.off()
     );
-    // The others observe only replies that are not streamed.
+    // The other origins observe only replies that are not streamed.
     let mut drill = OriginDrill::new();
     for _ in 0..20 {
         drill.run(1, &[(LIAR, 30, LIE)]);
@@ -262,8 +262,8 @@ fn what_a_liar_taught_alone_is_forgotten_within_30_s_of_its_silence() {
     assert_eq!(model.decode(), prior.decode());
 }
 
-/// The other origins send all requests to the engine that the liar praised. So none of them
-/// observes that the other engines are as fast.
+/// The other origins send all requests to the engine that the false reports call fast. So none of
+/// them observes that the other engines are just as fast.
 #[test]
 fn a_lie_about_engines_that_get_no_requests_is_forgotten_within_30_s() {
     let mut drill = OriginDrill::new();
@@ -292,7 +292,7 @@ fn a_few_samples_of_an_origin_that_leaves_a_quiet_pool_take_nothing_along() {
     let mut drill = OriginDrill::new();
     drill.run(30, &[(1, 20, SLOW_2)]);
     drill.run(1, &[(LIAR, 10, LIE_OF_ALL)]);
-    // In a quiet pool, too few samples come for a vote.
+    // In a quiet pool, too few samples arrive for a vote.
     drill.run_without_times(40, 1);
     let prior = StepModel::default();
     assert_ne!(drill.model().prefill(), prior.prefill());

@@ -11,15 +11,15 @@ pub(super) const UTILIZATION_MAX: f64 = 0.95;
 /// `request_s`. The result is at least `busy / 0.95`.
 ///
 /// Replicas that share a picker are the servers of one M/M/N queue, in which
-/// `P(wait > w) = C exp(-(N - d) w / s)` with demand `d`. The probability of any wait is
-/// `C = 1 / (1 + b Φ(b) / φ(b))` for `N = d + b sqrt(d)`: Halfin and Whitt, "Heavy-Traffic Limits
-/// for Queues with Many Exponential Servers", Operations Research 29(3), 1981. Unlike Erlang's
-/// formula it holds between whole numbers of replicas. Rounded up, the result is Erlang's number,
-/// or one less if the wait is short compared with a request.
+/// `P(wait > w) = C exp(-(N - d) w / s)` with demand `d`. The probability that a request waits at
+/// all is `C = 1 / (1 + b Φ(b) / φ(b))` for `N = d + b sqrt(d)`: Halfin and Whitt, "Heavy-Traffic
+/// Limits for Queues with Many Exponential Servers", Operations Research 29(3), 1981. Unlike
+/// Erlang's formula it holds between whole numbers of replicas. Rounded up, the result is Erlang's
+/// number, or one less if the wait is short compared with a request.
 #[must_use]
 pub fn staffed(busy: f64, wait_s: f64, request_s: f64) -> f64 {
-    /// The largest `b` that the formula of this function needs. With it, fewer than [`LATE_SHARE`]
-    /// of the requests wait at all.
+    /// The largest `b` that the formula of this function needs. With this `b`, fewer than
+    /// [`LATE_SHARE`] of the requests wait at all.
     const DEVIATIONS_MAX: f64 = 2.0;
     /// The number of bisections of the range: enough for all digits of a float.
     const BISECTIONS: usize = 50;
@@ -42,7 +42,7 @@ pub fn staffed(busy: f64, wait_s: f64, request_s: f64) -> f64 {
     high.max(least)
 }
 
-/// Returns the probability `C` of any wait, where `deviations` is the b of the formula.
+/// Returns the probability `C` that a request waits at all. `deviations` is the `b` of the formula.
 fn waits(deviations: f64) -> f64 {
     let density = libm::exp(-deviations * deviations / 2.0) / (2.0 * std::f64::consts::PI).sqrt();
     let below = f64::midpoint(1.0, libm::erf(deviations / std::f64::consts::SQRT_2));

@@ -52,7 +52,7 @@ fn of(mix: RequestMix, endpoints: &[OutstandingWork], goal: &ScalingGoal) -> Sca
     )
 }
 
-/// Compares two numbers to a millionth.
+/// Checks that two numbers differ by at most a millionth.
 #[track_caller]
 fn assert_near(found: f64, expected: f64) {
     assert!(
@@ -82,7 +82,8 @@ fn the_figures_of_an_example() {
         &GOAL,
     );
     assert_near(found.busy, 20.0 * (PREFILL_S + DECODE_S));
-    // Beside 20 prompts and 30 outputs, the idle endpoint counts as capacity.
+    // The backlog of 20 prompts and 30 outputs is divided by two, because the idle endpoint also
+    // works on it.
     assert_near(
         found.backlog_s.unwrap(),
         (20.0 * PREFILL_S + 30.0 * DECODE_S) / 2.0,

@@ -7,14 +7,14 @@ use super::{RequestMix, known};
 /// The maximum number of samples kept: one each second for longer than [`TrafficWindow::LONG_S`].
 const SAMPLES_MAX: usize = 128;
 
-/// Counts since a fixed start.
+/// Counts of requests and tokens since a fixed start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrafficTotals {
     pub picked: f64,
-    /// Requests that ended with a reported usage.
+    /// The number of requests that ended with a reported usage.
     pub ended: f64,
     pub prompt_tokens: f64,
-    /// Cached prompt tokens of the ended requests.
+    /// The number of cached prompt tokens of the ended requests.
     pub cached_tokens: f64,
     pub output_tokens: f64,
 }
@@ -22,30 +22,32 @@ pub struct TrafficTotals {
 /// The counts of the last minute.
 #[derive(Clone, Debug, Default)]
 pub struct TrafficWindow {
-    /// Times in seconds, and counts, oldest first.
+    /// The counts with their time in seconds, oldest first.
     samples: VecDeque<(f64, TrafficTotals)>,
 }
 
 // === impl TrafficWindow ===
 
 impl TrafficWindow {
-    /// The length of the window for means, in seconds: enough requests that lengths average out.
+    /// The length of the window for means, in seconds. Enough requests arrive in this time that
+    /// their lengths average out.
     pub const LONG_S: f64 = 60.0;
 
     /// The length of the window that notices a burst, in seconds.
     pub const SHORT_S: f64 = 20.0;
 
-    /// The minimum number of ended requests in the window for a mean. With fewer, the mean is over
-    /// all requests since the start.
+    /// The minimum number of ended requests in the window for a mean. With fewer requests, the mean
+    /// is over all requests since the start.
     const ENDED_MIN: f64 = 20.0;
 
-    /// Adds the counts at a time, in seconds. A time that is not later than the last is ignored.
+    /// Adds the counts at a time, in seconds. Ignores a time that is not later than the last
+    /// recorded time.
     pub fn record(&mut self, at_s: f64, totals: TrafficTotals) {
         if self.samples.back().is_some_and(|(last, _)| at_s <= *last) || !at_s.is_finite() {
             return;
         }
         self.samples.push_back((at_s, totals));
-        // The oldest sample that is kept is the last one before the window.
+        // The oldest sample that is kept is the last sample before the window.
         while self.samples.len() > SAMPLES_MAX
             || self
                 .samples
@@ -56,9 +58,9 @@ impl TrafficWindow {
         }
     }
 
-    /// Returns the mean of the requests in the window. The rate is that of the whole window or of
-    /// its newest part, whichever is higher. `output_tokens` is the mean output if no request has
-    /// ended yet.
+    /// Returns the mean of the requests in the window. The rate is the higher of two rates: over
+    /// the whole window, and over the newest part of the window. `output_tokens` is the mean output
+    /// if no request has ended yet.
     pub fn mix(&self, output_tokens: f64) -> RequestMix {
         let Some((_, newest)) = self.samples.back() else {
             return RequestMix {
@@ -88,7 +90,7 @@ impl TrafficWindow {
         }
     }
 
-    /// Whether the samples cover a time that is long enough to notice arrivals.
+    /// Returns whether the samples cover a time that is long enough to notice arrivals.
     pub fn is_measured(&self) -> bool {
         self.samples
             .front()

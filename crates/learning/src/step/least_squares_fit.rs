@@ -14,7 +14,7 @@ pub(super) struct LeastSquaresFit {
     prior: [f64; 3],
     /// The factor by which each new sample reduces the sums.
     keep: f64,
-    /// Weights as multiples of the prior.
+    /// The weights, as multiples of the prior's weights.
     theta: [f64; 3],
     /// The sums over the samples before `newest`.
     sums: FitSums,
@@ -42,8 +42,8 @@ struct FitSums {
     normal: [[f64; 3]; 3],
     seen: [f64; 3],
     count: f64,
-    /// Sums of observed times and of the times that the prior gives. Their ratio is the common
-    /// scale.
+    /// Sums of observed times and of the times that the prior gives. The ratio of the two sums is
+    /// the common scale.
     observed_ms: f64,
     prior_ms: f64,
 }
@@ -54,24 +54,24 @@ struct FitSums {
 struct SimilarSamples {
     average_ms: f64,
     terms: [f64; 3],
-    /// The fit's number of samples when one was last added to this group.
+    /// The number of samples that the fit had when a sample was last added to this group.
     at: u64,
 }
 
-/// For each weight, the common scale counts as this many samples.
+/// The weight, in samples, with which the common scale pulls each weight.
 const RIDGE_SAMPLES: f64 = 2.0;
 
 /// The number of samples that the pool needs before endpoints are compared.
 const SPEEDS_FROM_SAMPLES: u64 = 16;
 
-/// A sample is clipped at this many times the expected time plus [`CLIP_MORE_MS`], because a longer
-/// time was not that of a step alone.
+/// The multiple of the expected time, plus [`CLIP_MORE_MS`], at which a sample is clipped, because
+/// a longer time was not that of a step alone.
 const CLIP_TIMES: f64 = 4.0;
 const CLIP_MORE_MS: f64 = 20.0;
 
-/// Each fit weighs and clips this many of the newest samples again, by the time that it expects
-/// now. Older samples keep their weight. So a first sample that is far off does not decide how much
-/// the next thousand samples count. In tests, 16 and 64 work equally well, and 8 does not.
+/// The number of the newest samples that each fit weighs and clips again, by the time that the fit
+/// expects now. Older samples keep their weight. So a first sample that is far off does not decide
+/// how much the next thousand samples count. In tests, 16 and 64 work equally well, and 8 does not.
 const NEWEST_SAMPLES: usize = 32;
 
 /// The number of rounds of weighing and fitting for each sample.
@@ -102,7 +102,7 @@ impl LeastSquaresFit {
         [w0 * t0, w1 * t1, w2 * t2].map(narrow)
     }
 
-    /// Returns the prior's terms for these inputs, in ms. They are never all zero.
+    /// Returns the prior's terms for these inputs, in ms. The terms are never all zero.
     fn terms(&self, inputs: &[f64; 3]) -> [f64; 3] {
         let [w0, w1, w2] = self.prior;
         let [x0, x1, x2] = *inputs;
@@ -200,8 +200,8 @@ impl LeastSquaresFit {
         alike.at = self.samples;
     }
 
-    /// Returns the factor for the prior with which half of the newest samples are above it and half
-    /// below.
+    /// Returns the factor for the prior with which half of the newest samples take longer than
+    /// expected.
     fn median_scale(&self) -> f64 {
         let mut scales: Vec<f64> = self
             .newest
@@ -233,8 +233,8 @@ impl LeastSquaresFit {
         sums
     }
 
-    /// Fits the weights to `sums` by coordinate descent: each is the best non-negative weight for
-    /// the given others.
+    /// Fits the weights to `sums` by coordinate descent: each weight becomes the best non-negative
+    /// weight for the current values of the other weights.
     fn solve(&mut self, sums: &FitSums) {
         let scale = sums.observed_ms / sums.prior_ms;
         let pull = |own: f64| ((RIDGE_SAMPLES * own / sums.count).max(1e-9), scale);

@@ -1,25 +1,25 @@
 //! The speed of an endpoint: its times as a multiple of other endpoints' times. The speed is a mean
-//! of comparisons, whose evidence fades while the endpoint is idle.
+//! of comparisons. While the endpoint is idle, these comparisons count less and less.
 //!
-//! Each comparison is a logarithm: of an observed time divided by the time that an average endpoint
-//! takes for similar inputs. The mean of an endpoint is compared with the mean of the pool. Only
-//! the part of the difference that chance does not explain is published. New samples replace old
-//! samples. Without samples, evidence halves every [`HALF_LIFE_MS`]: uncertainty grows until
-//! nothing is left to publish. The endpoint then counts as average and is tried again, and a few
-//! samples show whether it is still slow.
+//! Each comparison is the logarithm of an observed time divided by the time that an average
+//! endpoint takes for similar inputs. The mean of an endpoint is compared with the mean of the
+//! pool. Only the part of the difference that chance does not explain is published. New samples
+//! replace old samples. Without samples, evidence halves every [`HALF_LIFE_MS`]: uncertainty grows
+//! until nothing is left to publish. The endpoint then counts as average and is tried again, and a
+//! few samples show whether it is still slow.
 
 /// Sums over the comparisons of one endpoint. A comparison weighs as much as its expected time,
 /// because short times consist mostly of parts that are equal on all engines.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SpeedEvidence {
     weight: f64,
-    /// Weights times logarithms.
+    /// The sum of the weights times the logarithms.
     logs: f64,
-    /// Squares of the weights.
+    /// The sum of the squares of the weights.
     squares: f64,
 }
 
-/// How far single comparisons of a pool are from the mean of their endpoint, as sums of squared
+/// The spread of single comparisons of a pool around the mean of their endpoint, as sums of squared
 /// differences and of their weights.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SpeedNoise {
@@ -27,17 +27,18 @@ pub(super) struct SpeedNoise {
     squares: f64,
 }
 
-/// Time in which the evidence of an idle endpoint halves, ms. The aim is that a slow endpoint is
-/// tried again 30 s after its last sample. In the first [`IDLE_MS`] of these 30 s, nothing fades.
-/// An endpoint that was learned as 1.9 times slower counts as average when evidence worth 0.6
-/// samples of [`MEMORY_SAMPLES`] is left. For 3 times slower it is 0.4 samples, and for 10 times
-/// 0.2 (with the least noise). Until then 6 to 7 half-lives pass.
+/// The time in which the evidence of an idle endpoint halves, in ms. The aim is that a slow
+/// endpoint is tried again 30 s after its last sample. In the first [`IDLE_MS`] of these 30 s, the
+/// evidence keeps its weight. An endpoint that was learned as 1.9 times slower counts as average
+/// when evidence worth 0.6 samples of [`MEMORY_SAMPLES`] is left. For an endpoint that is 3 times
+/// slower, this limit is 0.4 samples, and for one that is 10 times slower 0.2 samples (with the
+/// least noise). Until then 6 to 7 half-lives pass.
 const HALF_LIFE_MS: f64 = 3_000.0;
 
-/// Time since the last sample after which evidence begins to fade, ms. With this time, the evidence
-/// of a slow endpoint with one sample in three seconds hardly fades, and its samples correct it. In
-/// simulations with 1 s, requests of long conversations took 3 % longer on engines with a speed
-/// ratio of two.
+/// The time since the last sample after which evidence begins to lose weight, in ms. With 10 s, the
+/// evidence of a slow endpoint with one sample in three seconds hardly loses weight, and new
+/// samples correct the evidence. In simulations with 1 s, requests of long conversations took 3 %
+/// longer on engines with a speed ratio of two.
 pub(super) const IDLE_MS: u64 = 10_000;
 
 /// The number of samples that the mean of an endpoint remembers while no sample is [`SURPRISING`].
@@ -46,23 +47,23 @@ pub(super) const IDLE_MS: u64 = 10_000;
 const MEMORY_SAMPLES: f64 = 32.0;
 
 /// The share of the evidence that is kept after a sample that cannot be compared
-/// ([`Comparison::Incomparable`](super::Comparison)). Evidence does not fade with time while an
-/// endpoint is in use, but the endpoint may have changed.
+/// ([`Comparison::Incomparable`](super::Comparison)). Evidence does not lose weight with time while
+/// an endpoint is in use, but the endpoint may have changed.
 const UNCOMPARED_KEEP: f64 = 0.997;
 
-/// The assumption that an endpoint is as fast as the other endpoints weighs as much as this many
-/// samples. With the value 1, a single sample moves the speed by half of its difference.
+/// The weight, in samples, of the assumption that an endpoint is as fast as the other endpoints.
+/// With the value 1, a single sample moves the speed by half of its difference.
 const SHRINK_SAMPLES: f64 = 1.0;
 
-/// The number of standard errors by which an endpoint must differ from the pool before any
-/// difference is published. By chance alone, the difference is larger in one of 20 cases.
+/// The number of standard errors by which an endpoint must differ from the pool before a difference
+/// is published. By chance alone, the difference is larger in one of 20 cases.
 const STANDARD_ERRORS: f64 = 2.0;
 
-/// Standard deviation of a comparison, as a logarithm: the prior, and the minimum that is assumed.
-/// Inputs are similar only within a factor of two, and samples of the same time resemble each other
-/// for other reasons too. So a few equal samples do not prove more. With the minimum, an endpoint
-/// with full evidence counts as average if it differs by less than 4 %. With the prior, the limit
-/// is 11 %.
+/// The standard deviation of a comparison, as a logarithm: the prior, and the minimum that is
+/// assumed. Inputs are similar only within a factor of two, and samples of the same time resemble
+/// each other for other reasons too. So a few equal samples do not prove more. With the minimum, an
+/// endpoint with full evidence counts as average if it differs by less than 4 %. With the prior,
+/// the limit is 11 %.
 const NOISE_PRIOR: f64 = 0.3;
 const NOISE_MIN: f64 = 0.1;
 
@@ -70,15 +71,16 @@ const NOISE_MIN: f64 = 0.1;
 const NOISE_SAMPLES: f64 = 256.0;
 const NOISE_PRIOR_SAMPLES: f64 = 16.0;
 
-/// A sample that is further from the mean than this many standard deviations (by chance one in 370)
-/// suggests that the endpoint has changed. Then the weight of earlier evidence is halved. So a
-/// change is learned from some five samples, instead of [`MEMORY_SAMPLES`].
+/// The distance from the mean, in standard deviations, beyond which a sample suggests that the
+/// endpoint has changed (by chance one sample in 370). Then the weight of earlier evidence is
+/// halved. So a change is learned from some five samples, instead of [`MEMORY_SAMPLES`].
 const SURPRISING: f64 = 3.0;
 const SURPRISED_KEEP: f64 = 0.5;
 
-/// A comparison differs from the mean so far by at most this much, as a logarithm: a factor of two.
-/// A larger difference of one sample may be a stall. Several samples will show it again. So the
-/// first sample of an endpoint makes it at most 1.4 times slower, which is the square root of two.
+/// The maximum difference of a comparison from the mean so far that counts, as a logarithm: a
+/// factor of two. A larger difference of one sample may be a stall. A change of the endpoint shows
+/// again in the next samples. So the first sample of an endpoint makes it at most 1.4 times slower,
+/// which is the square root of two.
 const SURPRISE_MAX: f64 = std::f64::consts::LN_2;
 
 // === impl SpeedEvidence ===
@@ -93,12 +95,12 @@ impl SpeedEvidence {
         })
     }
 
-    /// Whether the endpoint was ever compared.
+    /// Returns whether the endpoint was ever compared.
     pub(super) fn is_some(self) -> bool {
         self.weight > 0.0
     }
 
-    /// Lets the evidence fade for `idle_ms` without samples.
+    /// Reduces the weight of the evidence for `idle_ms` without samples.
     pub(super) fn fade(&mut self, idle_ms: f64) {
         // A compared endpoint stays compared, because the sums do not become 0.
         if self.samples() > f64::EPSILON {
@@ -127,7 +129,7 @@ impl SpeedEvidence {
         };
         let surprise = libm::log(observed_ms / expected_ms) - known;
         // The variance of `surprise` is that of a sample plus that of the mean, which is 1 /
-        // `samples` of it.
+        // `samples` of the variance of a sample.
         let share = samples / (samples + 1.0);
         let is_surprising =
             share * surprise * surprise > SURPRISING * SURPRISING * noise.variance();
@@ -147,15 +149,15 @@ impl SpeedEvidence {
     /// exactly 1 if chance explains the difference. The published part of the difference grows
     /// without a jump, from nothing just beyond chance to nearly all of a large difference: 94 % of
     /// a difference that is twice as large as chance. (The positive-part estimator of James and
-    /// Stein, which does not square the quotient, publishes 75 % of that difference. With it,
-    /// requests took 4 % longer on engines with a speed ratio of two.)
+    /// Stein, which does not square the quotient, publishes 75 % of that difference. With that
+    /// estimator, requests took 4 % longer on engines with a speed ratio of two.)
     pub(super) fn speed(self, pool: Self, noise: SpeedNoise) -> f64 {
         let samples = self.samples();
         let difference = (self.mean() - pool.mean()) * samples / (samples + SHRINK_SAMPLES);
         let chance = STANDARD_ERRORS * STANDARD_ERRORS * noise.variance() / samples;
         let by_chance = chance / (difference * difference);
         let share = 1.0 - by_chance * by_chance;
-        // `share` is NaN if there are no samples, and then this is false.
+        // `share` is NaN if there are no samples, and then the condition is false.
         if share > 0.0 {
             libm::exp(share * difference)
         } else {

@@ -68,7 +68,7 @@ fn off(model: &StepModel, truth: &StepModel) -> f32 {
         .fold(0.0, f32::max)
 }
 
-/// Returns the step model of Llama-3.1-8B on an H100, from kernel measurements.
+/// Returns the step model of Llama-3.1-8B on an H100, as kernel measurements give it.
 fn h100() -> StepModel {
     StepModel::from_parts([9.6, 0.0168, 5.46e-7], [7.07, 0.00745, 4.31e-5], 200.0)
 }
@@ -149,8 +149,8 @@ fn an_endpoint_that_alone_gets_a_kind_of_prompt_is_not_faster_for_it() {
         };
         assert!(learner.first_token(endpoint(slot, 1), &sample, queued));
     };
-    // The engines take 150 ms for every request. First they all get short prompts, most of them
-    // beside others.
+    // The engines take 150 ms for every request. First all engines get short prompts, most of them
+    // together with other prompts.
     for round in 0..500_u16 {
         let alone = round % 80 < 8;
         first(
@@ -305,7 +305,7 @@ struct LearnedPool {
     rng: Rng,
     learner: StepLearner,
     now_ms: u64,
-    /// Standard deviation of the logarithm of a time.
+    /// The standard deviation of the logarithm of a time.
     noise: f32,
     factors: [f32; 3],
 }
@@ -327,7 +327,7 @@ impl LearnedPool {
         libm::expf(self.noise * 1.732 * (sum - 2.0))
     }
 
-    /// Plays one second with this many samples of each engine, in random order.
+    /// Simulates one second with this many samples of each engine, in random order.
     fn second(&mut self, mut samples: [usize; 3]) {
         while samples.iter().any(|&left| left > 0) {
             let slot = self.rng.below(3);
@@ -367,7 +367,7 @@ impl LearnedPool {
         ));
     }
 
-    /// The published speeds of an engine, relative to engine 0.
+    /// Returns the published speeds of an engine, relative to engine 0.
     fn relative(&self, slot: u16) -> [f32; 2] {
         let model = self.learner.model();
         let ((prefill, decode), (first_prefill, first_decode)) =
@@ -480,8 +480,8 @@ fn equal_endpoints_hardly_differ_by_chance() {
 }
 
 /// The engines are idle and equal. As in the default policy, each prompt goes to the engine with
-/// the fastest learned speed. Where speeds differ by at most 2 %, it goes to the engine that got no
-/// prompt for longest.
+/// the fastest learned speed. Where speeds differ by at most 2 %, the prompt goes to the engine
+/// that got no prompt for longest.
 #[test]
 fn engines_that_differ_by_chance_share_an_idle_pool() {
     let mut windows = 0;

@@ -5,7 +5,7 @@ pub struct ScaledObjectRef {
     pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub namespace: ::prost::alloc::string::String,
-    /// The `metadata` of the trigger.
+    /// The `metadata` of the trigger in KEDA's configuration.
     #[prost(btree_map = "string, string", tag = "3")]
     pub scaler_metadata: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
@@ -171,7 +171,7 @@ pub mod external_scaler_client {
                 .insert(GrpcMethod::new("externalscaler.ExternalScaler", "IsActive"));
             self.inner.unary(req, path, codec).await
         }
-        /// The same value, sent whenever it changes.
+        /// Sends whether the workload should have replicas at all, whenever the value changes.
         pub async fn stream_is_active(
             &mut self,
             request: impl tonic::IntoRequest<super::ScaledObjectRef>,
@@ -198,7 +198,7 @@ pub mod external_scaler_client {
                 );
             self.inner.server_streaming(req, path, codec).await
         }
-        /// The metrics of a workload, and the target of each.
+        /// The metrics of a workload, and the target value of each metric.
         pub async fn get_metric_spec(
             &mut self,
             request: impl tonic::IntoRequest<super::ScaledObjectRef>,
@@ -280,7 +280,7 @@ pub mod external_scaler_server {
             >
             + std::marker::Send
             + 'static;
-        /// The same value, sent whenever it changes.
+        /// Sends whether the workload should have replicas at all, whenever the value changes.
         async fn stream_is_active(
             &self,
             request: tonic::Request<super::ScaledObjectRef>,
@@ -288,7 +288,7 @@ pub mod external_scaler_server {
             tonic::Response<Self::StreamIsActiveStream>,
             tonic::Status,
         >;
-        /// The metrics of a workload, and the target of each.
+        /// The metrics of a workload, and the target value of each metric.
         async fn get_metric_spec(
             &self,
             request: tonic::Request<super::ScaledObjectRef>,

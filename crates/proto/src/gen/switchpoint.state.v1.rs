@@ -8,23 +8,25 @@ pub struct ProxyMessage {
 pub mod proxy_message {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Message {
-        /// The first message, sent once.
+        /// The filter sends this message first, and only once.
         #[prost(message, tag = "1")]
         Hello(super::Hello),
-        /// Sent after each pool update.
+        /// The filter sends this message after each pool update.
         #[prost(message, tag = "2")]
         Ack(super::Ack),
-        /// Sent about once a second.
+        /// The filter sends this message about once a second.
         #[prost(message, tag = "3")]
         Report(super::Report),
-        /// Sent every few ms, while there is traffic and the daemon has reported other proxies.
+        /// The filter sends this message every few ms while load or placements change, if the daemon has
+        /// reported other proxies.
         #[prost(message, tag = "4")]
         LoadReport(super::LoadReport),
-        /// Sent ten times a second, while requests end and the daemon learns from them.
+        /// The filter sends this message ten times a second, while requests end and the daemon learns
+        /// from them.
         #[prost(message, tag = "40")]
         Observations(super::Observations),
-        /// The proxy's models, as it received them. Sent if the daemon sends provisional models and the
-        /// proxy has better ones.
+        /// The proxy's models, in the form in which it received them. The filter sends this message if
+        /// the daemon sends provisional models and the proxy has better models.
         #[prost(message, tag = "41")]
         LearnedModels(super::LearnedModels),
     }
@@ -38,27 +40,28 @@ pub struct DaemonMessage {
 pub mod daemon_message {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Message {
-        /// The first message, sent once.
+        /// The daemon sends this message first, and only once.
         #[prost(message, tag = "1")]
         Welcome(super::Welcome),
-        /// The complete state of a pool without its metrics. Replaces the previous one.
+        /// The complete state of a pool without its metrics. This state replaces the previous state.
         #[prost(message, tag = "2")]
         PoolUpdate(super::PoolUpdate),
-        /// Metrics of a pool's endpoints. They replace the previous ones. As the heartbeat, they are
-        /// sent at least every METRICS_INTERVAL_MAX_MS, even unchanged.
+        /// The metrics of a pool's endpoints, which replace the previous metrics. They are also the
+        /// heartbeat, so the daemon sends them at least every METRICS_INTERVAL_MAX_MS, even unchanged.
         #[prost(message, tag = "3")]
         Metrics(super::Metrics),
-        /// Sent every few ms while other proxies of the pool report changes, and when their number
-        /// changes.
+        /// The daemon sends this message every few ms while other proxies of the pool report changes,
+        /// and when the number of proxies changes.
         #[prost(message, tag = "4")]
         PeerLoad(super::PeerLoad),
-        /// The learned models of a pool. They replace the previous models, unless those have something
-        /// that these lack. A pool update does not change the models.
+        /// The learned models of a pool. They replace the previous models, unless the previous models
+        /// have something that the new models lack. A pool update does not change the models.
         #[prost(message, tag = "40")]
         LearnedModels(super::LearnedModels),
     }
 }
-/// A newer term is a later start of the daemon; within a term, the sequence only rises.
+/// The version of a pool's state. A newer term is a later start of the daemon; within a term, the
+/// sequence only rises.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Version {
     #[prost(uint64, tag = "1")]
@@ -68,34 +71,36 @@ pub struct Version {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Hello {
-    /// The newest schema that the filter speaks.
+    /// The newest schema that the filter supports.
     #[prost(uint32, tag = "1")]
     pub schema: u32,
-    /// Envoy's node id, which its EDS streams have too.
+    /// Envoy's node id, which Envoy's EDS streams have too.
     #[prost(string, tag = "2")]
     pub node_id: ::prost::alloc::string::String,
-    /// Random for each Envoy process, because a hot restart runs two processes with one node id.
+    /// A random number for each Envoy process, because a hot restart runs two processes with one node
+    /// id.
     #[prost(fixed64, tag = "3")]
     pub process_id: u64,
     #[prost(string, repeated, tag = "4")]
     pub pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// For display: the filter's release.
+    /// The filter's release, for display.
     #[prost(string, tag = "5")]
     pub release: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Welcome {
-    /// The schema of this stream: the older one of the daemon's and the filter's.
+    /// The schema of this stream: the older one of the newest schemas of the daemon and the filter.
     #[prost(uint32, tag = "1")]
     pub schema: u32,
-    /// For display: the daemon's release.
+    /// The daemon's release, for display.
     #[prost(string, tag = "2")]
     pub release: ::prost::alloc::string::String,
-    /// Requested pools that this daemon does not have. The proxy gets no pool update for them.
+    /// The requested pools that this daemon does not have. The proxy gets no pool update for these
+    /// pools.
     #[prost(string, repeated, tag = "3")]
     pub unknown_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Requested pools to which the proxy's certificate gives no access. The proxy gets no pool update
-    /// for them.
+    /// The requested pools to which the proxy's certificate gives no access. The proxy gets no pool
+    /// update for these pools.
     #[prost(string, repeated, tag = "4")]
     pub refused_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -105,11 +110,11 @@ pub struct Ack {
     pub pool: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
     pub version: ::core::option::Option<Version>,
-    /// Why the pool update was refused; empty if it is in force.
+    /// The reason why the proxy refused the pool update; empty if the pool update is in force.
     #[prost(string, tag = "3")]
     pub refused: ::prost::alloc::string::String,
-    /// Set when the pool update was refused because the proxy has this newer version. The daemon then
-    /// gives its pool updates for this proxy higher versions.
+    /// The newer version that the proxy has, if the proxy refused the pool update because of this
+    /// version. The daemon then gives its pool updates for this proxy higher versions.
     #[prost(message, optional, tag = "4")]
     pub held: ::core::option::Option<Version>,
 }
@@ -126,13 +131,13 @@ pub struct PoolUpdate {
     /// The lower half of the key for hashes of prompt blocks, which all proxies of a deployment share.
     #[prost(fixed64, tag = "5")]
     pub hash_secret: u64,
-    /// The upper half of that key.
+    /// The upper half of the key for hashes of prompt blocks.
     #[prost(fixed64, tag = "70")]
     pub hash_secret_high: u64,
-    /// Metrics that were not refreshed for this long count as unknown.
+    /// The time in ms after which metrics that were not refreshed count as unknown.
     #[prost(uint32, tag = "6")]
     pub staleness_max_ms: u32,
-    /// Objectives, models and rewrites; absent if there are none.
+    /// The objectives, models and rewrites; absent if the pool has none.
     #[prost(message, optional, tag = "8")]
     pub objects: ::core::option::Option<Objects>,
     /// The different sets of models that endpoints name.
@@ -156,8 +161,8 @@ pub struct Endpoint {
     pub labels: ::prost::alloc::vec::Vec<Label>,
     #[prost(uint64, tag = "7")]
     pub age_ms: u64,
-    /// The number of the endpoint's set in model_sets, counted from 1. 0 if the endpoint names no
-    /// models, and so may serve any.
+    /// The number of the endpoint's set in model_sets, counted from 1. The number is 0 if the endpoint
+    /// names no models, and so may serve every model.
     #[prost(uint32, tag = "65")]
     pub model_set: u32,
 }
@@ -173,7 +178,7 @@ pub struct Label {
     #[prost(string, tag = "2")]
     pub value: ::prost::alloc::string::String,
 }
-/// How the requests of a pool are scheduled.
+/// The configuration of the pipeline that schedules the requests of a pool.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Pipeline {
     /// All declared plugins. Their names are unique.
@@ -188,7 +193,7 @@ pub struct Pipeline {
     pub saturation_detector: ::prost::alloc::string::String,
     #[prost(uint32, tag = "5")]
     pub ranked_max: u32,
-    /// Whether latency is predicted, without which SLOs have no effect.
+    /// Whether latency is predicted. Without predictions, SLOs have no effect.
     #[prost(bool, tag = "50")]
     pub latency_prediction: bool,
 }
@@ -239,13 +244,13 @@ pub mod parameter {
         Map(super::ParameterMap),
     }
 }
-/// Values in order; their names are empty.
+/// A list of values. The names of these parameters are empty.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ParameterList {
     #[prost(message, repeated, tag = "1")]
     pub items: ::prost::alloc::vec::Vec<Parameter>,
 }
-/// Values by name, in the order written.
+/// A map of values by name, in the order in which the configuration has them.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ParameterMap {
     #[prost(message, repeated, tag = "1")]
@@ -256,13 +261,13 @@ pub struct ParameterMap {
 pub struct Objects {
     #[prost(message, repeated, tag = "1")]
     pub objectives: ::prost::alloc::vec::Vec<Objective>,
-    /// If there are any models here, every other model is unknown.
+    /// The models of the pool. If the list is not empty, every other model is unknown.
     #[prost(message, repeated, tag = "2")]
     pub models: ::prost::alloc::vec::Vec<Model>,
-    /// The rules of all rewrites, in order.
+    /// The rules of all rewrites, in the order of the objects.
     #[prost(message, repeated, tag = "3")]
     pub rewrites: ::prost::alloc::vec::Vec<Rewrite>,
-    /// If true, a model is unknown unless an object or the metadata of an endpoint names it.
+    /// Whether a model is unknown unless an object or the metadata of an endpoint names the model.
     #[prost(bool, tag = "4")]
     pub strict_models: bool,
 }
@@ -284,7 +289,7 @@ pub struct Model {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Rewrite {
-    /// The models that the rule matches; empty matches all.
+    /// The models that the rule matches. An empty list matches all models.
     #[prost(string, repeated, tag = "1")]
     pub models: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "2")]
@@ -303,7 +308,7 @@ pub struct Metrics {
     pub pool: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
     pub pool_update: ::core::option::Option<Version>,
-    /// Rises with every message of a term.
+    /// The number of the message, which rises with every message of a term.
     #[prost(uint64, tag = "3")]
     pub sequence: u64,
     /// One column for each number that engines report. METRICS in crates/scheduler/src/metrics.rs has
@@ -317,8 +322,8 @@ pub struct Metrics {
     #[prost(message, repeated, tag = "10")]
     pub attributes: ::prost::alloc::vec::Vec<Attribute>,
 }
-/// One number for each endpoint of `pool_update`, in order; NaN means unknown. Whole numbers are
-/// exact up to 2^24.
+/// One number for each endpoint of `pool_update`, in the order of its endpoints; NaN means unknown.
+/// Whole numbers are exact up to 2^24.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MetricColumn {
     #[prost(string, tag = "1")]
@@ -354,7 +359,7 @@ pub struct Lora {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Report {
     /// One serialized VmCounters for each VM and pool; the leader forwards the bytes that the other
-    /// VMs wrote.
+    /// VMs have written.
     #[prost(bytes = "vec", repeated, tag = "1")]
     pub counters: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
 }
@@ -362,14 +367,14 @@ pub struct Report {
 pub struct VmCounters {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// Random for each VM.
+    /// The random number of the VM.
     #[prost(fixed64, tag = "2")]
     pub vm_id: u64,
     #[prost(message, repeated, tag = "3")]
     pub endpoints: ::prost::alloc::vec::Vec<EndpointCounters>,
     #[prost(message, repeated, tag = "4")]
     pub models: ::prost::alloc::vec::Vec<ModelCounters>,
-    /// Requests that the VM refused, by reason.
+    /// The number of requests that the VM refused, by reason.
     #[prost(message, repeated, tag = "5")]
     pub dropped: ::prost::alloc::vec::Vec<Count>,
     #[prost(message, optional, tag = "6")]
@@ -378,24 +383,24 @@ pub struct VmCounters {
     pub prefix_entries: u64,
     #[prost(uint64, tag = "8")]
     pub prefix_evictions: u64,
-    /// The version in force in this VM.
+    /// The version of the pool update that is in force in this VM.
     #[prost(message, optional, tag = "9")]
     pub version: ::core::option::Option<Version>,
-    /// The prompt tokens of all picks, and how many of these the picked endpoint had cached. Both are
-    /// estimates.
+    /// The prompt tokens of all picks, and how many of these tokens the picked endpoint had cached.
+    /// Both numbers are estimates.
     #[prost(uint64, tag = "10")]
     pub prompt_tokens: u64,
     #[prost(uint64, tag = "11")]
     pub matched_tokens: u64,
-    /// Placements that were never published, because too many were waiting.
+    /// The number of placements that were never published, because too many placements were waiting.
     #[prost(uint64, tag = "12")]
     pub placements_dropped: u64,
-    /// Requests with an SLO that run now (not cumulative), for the debug page. This is JSON from
+    /// The requests with an SLO that run now (not cumulative), for the debug page. They are JSON from
     /// exchange::record::running.
     #[prost(string, tag = "13")]
     pub running: ::prost::alloc::string::String,
-    /// A decision since the last report, for the console: a record of exchange::record. Empty if there
-    /// was none. The record has no prompt and no hash of a prompt.
+    /// A decision since the last report, for the console: a record of exchange::record. The text is
+    /// empty if no decision was recorded. The record has no prompt and no hash of a prompt.
     #[prost(string, tag = "14")]
     pub decision: ::prost::alloc::string::String,
     /// The counters of flow control by band; empty without flow control.
@@ -407,27 +412,28 @@ pub struct VmCounters {
 pub struct BandCounters {
     #[prost(sint32, tag = "1")]
     pub priority: i32,
-    /// Requests held now and their bytes (not cumulative).
+    /// The number of requests that are held now, and their total size in bytes (not cumulative).
     #[prost(uint64, tag = "2")]
     pub held: u64,
     #[prost(uint64, tag = "3")]
     pub bytes: u64,
-    /// Requests by outcome, in the order of pool_state::queues::FLOW_OUTCOMES.
+    /// The number of requests by outcome, in the order of pool_state::queues::FLOW_OUTCOMES.
     #[prost(uint64, repeated, tag = "4")]
     pub outcomes: ::prost::alloc::vec::Vec<u64>,
-    /// The time in the queue, ms, of requests that were sent.
+    /// The time in the queue of requests that were sent, in ms.
     #[prost(message, optional, tag = "5")]
     pub queue_ms: ::core::option::Option<Histogram>,
-    /// How long the oldest held request has waited, ms (not cumulative).
+    /// The time that the oldest held request has waited, in ms (not cumulative).
     #[prost(uint64, tag = "6")]
     pub oldest_ms: u64,
-    /// The endpoint that was picked for the oldest held request and had no room, if any.
+    /// The endpoint that was picked for the oldest held request but had no room; absent if the request
+    /// is held for another reason.
     #[prost(uint32, optional, tag = "7")]
     pub full_slot: ::core::option::Option<u32>,
     #[prost(uint32, tag = "8")]
     pub full_generation: u32,
-    /// Running requests of this priority that were ended to make room, and those that were ended to
-    /// make room for requests of this priority.
+    /// The number of running requests of this priority that were aborted to make room, and the number
+    /// of running requests that were aborted to make room for requests of this priority.
     #[prost(uint64, tag = "9")]
     pub given_up: u64,
     #[prost(uint64, tag = "10")]
@@ -439,30 +445,30 @@ pub struct EndpointCounters {
     pub slot: u32,
     #[prost(uint32, tag = "2")]
     pub generation: u32,
-    /// Decisions whose ranked list begins with this endpoint.
+    /// The number of decisions whose ranked list begins with this endpoint.
     #[prost(uint64, tag = "3")]
     pub picked: u64,
-    /// Requests that the endpoint answered.
+    /// The number of requests that the endpoint answered.
     #[prost(uint64, tag = "4")]
     pub served: u64,
-    /// Attempts that were refused or reset before a response.
+    /// The number of attempts that were refused or reset before a response.
     #[prost(uint64, tag = "5")]
     pub failed: u64,
-    /// Requests outstanding now (not cumulative).
+    /// The number of requests that are in flight at the endpoint now (not cumulative).
     #[prost(uint64, tag = "6")]
     pub requests: u64,
     #[prost(uint64, tag = "7")]
     pub prefill_tokens: u64,
     #[prost(uint64, tag = "8")]
     pub decode_tokens: u64,
-    /// Prompts that have no first token yet.
+    /// The number of prompts that have no first token yet.
     #[prost(uint64, tag = "9")]
     pub prompts: u64,
-    /// Requests with an SLO that are outstanding now.
+    /// The number of requests with an SLO that are in flight at the endpoint now.
     #[prost(uint64, tag = "10")]
     pub tracked: u64,
-    /// Requests that have not ended, but are left out of `requests` because their client does not read
-    /// the reply (not cumulative).
+    /// The number of requests that have not ended, but are left out of `requests`, because their
+    /// clients do not read the reply (not cumulative).
     #[prost(uint64, tag = "11")]
     pub unread: u64,
 }
@@ -474,7 +480,7 @@ pub struct ModelCounters {
     pub target_model: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]
     pub requests: u64,
-    /// Error replies, by HTTP status.
+    /// The number of error replies, by HTTP status.
     #[prost(message, repeated, tag = "4")]
     pub errors: ::prost::alloc::vec::Vec<Count>,
     #[prost(message, optional, tag = "5")]
@@ -493,19 +499,19 @@ pub struct ModelCounters {
     pub request_bytes: u64,
     #[prost(uint64, tag = "12")]
     pub response_bytes: u64,
-    /// Requests outstanding now (not cumulative).
+    /// The number of requests for the model that are in flight now (not cumulative).
     #[prost(uint64, tag = "13")]
     pub running: u64,
-    /// Counts of one model and target with different priorities are separate.
+    /// The priority of the requests. One model and target has separate counts for each priority.
     #[prost(sint32, tag = "14")]
     pub priority: i32,
-    /// The numbers of requests with an SLO: met, missed, shed.
+    /// The numbers of requests with an SLO: those that met it, missed it, and were shed.
     #[prost(uint64, repeated, tag = "15")]
     pub slo: ::prost::alloc::vec::Vec<u64>,
     /// The prompt tokens that were not cached, by cause, in the order of pool_state::MISS_CAUSES.
     #[prost(uint64, repeated, tag = "16")]
     pub missed_tokens: ::prost::alloc::vec::Vec<u64>,
-    /// Whether discovery, an object or an engine lists the model, or the model is `other`. If not,
+    /// Whether discovery, an object or an engine lists the model, or the model is `other`. If false,
     /// only clients name the model.
     #[prost(bool, tag = "17")]
     pub listed: bool,
@@ -517,7 +523,8 @@ pub struct Count {
     #[prost(uint64, tag = "2")]
     pub count: u64,
 }
-/// Counts by bucket; the bounds of the buckets are constants in src/lib.rs.
+/// A histogram: the counts by bucket, and the sum. The bounds of the buckets are constants in
+/// src/lib.rs.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Histogram {
     #[prost(uint64, repeated, tag = "1")]
@@ -525,61 +532,62 @@ pub struct Histogram {
     #[prost(double, tag = "2")]
     pub sum: f64,
 }
-/// The outstanding load of all VMs of a process in a pool, and their placements since the previous
-/// message of this kind.
+/// The load in flight of all VMs of a process in a pool, and the placements of these VMs since the
+/// previous LoadReport.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LoadReport {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// A load report as src/load_report.rs writes it. The report replaces the previous one, and is
-    /// used for SHARE_EXPIRY_MS. Empty if the previous report stays in force.
+    /// A load report as src/load_report.rs writes it. The report replaces the previous report, and is
+    /// used for SHARE_EXPIRY_MS. The bytes are empty if the previous report stays in force.
     #[prost(bytes = "vec", tag = "2")]
     pub row: ::prost::alloc::vec::Vec<u8>,
-    /// Placements since the previous message, as src/placements.rs writes them: hashes keyed by the
-    /// deployment's secret, never a prompt.
+    /// The placements since the previous message, as src/placements.rs writes them. They have hashes
+    /// keyed by the deployment's secret, and never a prompt.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The requests that flow control holds, as src/backlog.rs writes them. They replace the previous
-    /// ones.
+    /// The requests that flow control holds, as src/backlog.rs writes them. They replace the
+    /// previously sent requests.
     #[prost(bytes = "vec", tag = "58")]
     pub backlog: ::prost::alloc::vec::Vec<u8>,
-    /// The time of the oldest change in the report, by the sender's clock; 0 without a change.
-    /// PeerLoad returns this stamp.
+    /// The time of the oldest change in the report, by the sender's clock; 0 if the report has no
+    /// change. PeerLoad returns this stamp.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
-    /// Withdrawals, and placements that are not confirmed, since the previous message, as
-    /// src/placements.rs writes them. Readers apply them before `placements`.
+    /// The withdrawals, and the placements that are not confirmed, since the previous message, as
+    /// src/placements.rs writes them. Readers apply `claims` before `placements`.
     #[prost(bytes = "vec", tag = "59")]
     pub claims: ::prost::alloc::vec::Vec<u8>,
 }
-/// The outstanding load of all other proxies of a pool together, and their placements. A message is
-/// used for SHARE_EXPIRY_MS.
+/// The load in flight of all other proxies of a pool together, and the placements of these proxies.
+/// A message is used for SHARE_EXPIRY_MS.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PeerLoad {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// The number of proxies of the pool that had load within a minute, this proxy included, at most
-    /// 16 of an origin. At least 2 if another proxy is connected, because 1 means that there is no
-    /// proxy to share with.
+    /// The number of proxies of the pool that had load within the last minute, including this proxy,
+    /// and at most 16 of each origin. The number is at least 2 if another proxy is connected, because
+    /// 1 means that no other proxy shares its load.
     #[prost(uint32, tag = "2")]
     pub proxies: u32,
-    /// As in LoadReport.
+    /// The load report of the other proxies together, encoded as in LoadReport.
     #[prost(bytes = "vec", tag = "3")]
     pub row: ::prost::alloc::vec::Vec<u8>,
-    /// As in LoadReport.
+    /// The confirmed placements of the other proxies, encoded as in LoadReport.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The stamp of the newest LoadReport received from this proxy. It shows that the other proxies
-    /// have that report now.
+    /// The stamp of the newest LoadReport received from this proxy. The stamp shows that the other
+    /// proxies have this LoadReport now.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
-    /// Other proxies that have reported recently.
+    /// The number of other proxies that have reported recently.
     #[prost(uint32, tag = "56")]
     pub active: u32,
-    /// As in LoadReport.
+    /// The requests that flow control holds in the other proxies, encoded as in LoadReport.
     #[prost(bytes = "vec", tag = "58")]
     pub backlog: ::prost::alloc::vec::Vec<u8>,
-    /// As in LoadReport, with the confirmed placements of origins beyond their share.
+    /// The claims of the other proxies, encoded as in LoadReport. They include the confirmed
+    /// placements of origins beyond their share.
     #[prost(bytes = "vec", tag = "59")]
     pub claims: ::prost::alloc::vec::Vec<u8>,
 }
@@ -590,32 +598,34 @@ pub struct Observations {
     pub pool: ::prost::alloc::string::String,
     #[prost(fixed64, tag = "2")]
     pub vm_id: u64,
-    /// The number of the first observation; each VM counts its observations from 0. Missing numbers
-    /// between two messages are lost observations; a number that was received before is a repetition.
+    /// The number of the first observation; each VM counts its observations from 0. Numbers that are
+    /// missing between two messages belong to lost observations. A number that was received before
+    /// belongs to a repeated observation.
     #[prost(uint64, tag = "3")]
     pub first: u64,
-    /// Observations as src/observation.rs writes them, at most OBSERVATIONS_MAX.
+    /// The observations, as src/observation.rs writes them, at most OBSERVATIONS_MAX.
     #[prost(bytes = "vec", tag = "4")]
     pub rows: ::prost::alloc::vec::Vec<u8>,
 }
-/// The learned models of a pool. The receiver checks all numbers before it uses any. A proxy that
-/// has models sends Observations, and does not replace other models by provisional ones. While the
-/// pool predicts, a proxy keeps its latency model until another one comes.
+/// The learned models of a pool. The receiver checks all numbers before it uses the models. A proxy
+/// that has models sends Observations, and does not replace other models by provisional models.
+/// While the pool predicts, a proxy keeps its latency model until another latency model arrives.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LearnedModels {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// The version of the models, from the same sequence as the versions of pool updates, but
-    /// independent of them.
+    /// The version of the models. The daemon numbers models and pool updates in one sequence, but
+    /// neither changes the version of the other.
     #[prost(message, optional, tag = "2")]
     pub version: ::core::option::Option<Version>,
-    /// As scheduler::latency::step::StepModel::words writes it.
+    /// The step model, as scheduler::latency::step::StepModel::words writes it.
     #[prost(fixed32, repeated, tag = "3")]
     pub step: ::prost::alloc::vec::Vec<u32>,
-    /// As scheduler::latency::LatencyModel::words writes it; empty if nothing is predicted.
+    /// The latency model, as scheduler::latency::LatencyModel::words writes it; empty if the pool has
+    /// no latency model.
     #[prost(fixed32, repeated, tag = "4")]
     pub latency: ::prost::alloc::vec::Vec<u32>,
-    /// Whether the daemon has just started, and learned the models from few requests or none.
+    /// Whether the daemon has just started, and learned the models from few or no requests.
     #[prost(bool, tag = "5")]
     pub provisional: bool,
 }

@@ -1,4 +1,4 @@
-//! The requests that the VMs hold for one pool, in one order.
+//! The encoding of the order of the requests that the VMs hold for one pool.
 //!
 //! ```text
 //!  head     round | began | rows, bands: 32 bits each | full endpoints
@@ -12,7 +12,7 @@
 //!  full     endpoint | priority, tries: 32 bits each
 //! ```
 //! Ranks, credits, times and tokens are the bits of an `f64`. In the 32 bits for `owed`, bit 1 says
-//! whether there is a tag.
+//! whether the row has this tag.
 
 use scheduler::Timestamp;
 use scheduler::flow::{
@@ -22,10 +22,10 @@ use scheduler::flow::{
 
 use crate::words::{self, WORD, pair, unpair};
 
-/// The bit that says that a row has a tag. It is next to the bit for `owed`.
+/// The bit that says that a row has a tag. This bit is next to the bit for `owed`.
 const EXISTS: u32 = 2;
 
-/// Reads the words of a value one after another.
+/// A reader of the words of a value, one after another.
 struct Words<'b>(std::slice::Iter<'b, [u8; WORD]>);
 
 #[must_use]
@@ -107,7 +107,7 @@ fn write_row(words: &mut Vec<u64>, row: &OrderRow) {
     }
 }
 
-/// Reads an order; `None` if the bytes are not one.
+/// Reads an order; `None` if the bytes are not an order.
 #[must_use]
 pub fn read(bytes: &[u8]) -> Option<SharedOrder> {
     let (chunks, []) = bytes.as_chunks() else {
@@ -142,7 +142,7 @@ pub fn read(bytes: &[u8]) -> Option<SharedOrder> {
 // === impl Words ===
 
 impl Words<'_> {
-    #[inline(never)] // for a small module
+    #[inline(never)] // because the wasm module should be small
     fn next(&mut self) -> Option<u64> {
         self.0.next().map(|word| u64::from_le_bytes(*word))
     }
@@ -217,7 +217,8 @@ impl Words<'_> {
         Some(band)
     }
 
-    /// Reads a tag, if there is one; `None` if there are not enough words.
+    /// Reads a tag. Returns `Some(None)` if the row has no tag, and `None` if too few words are
+    /// left.
     fn tag(&mut self) -> Option<Option<QueuedTag>> {
         let (priority, owed) = unpair(self.next()?);
         let tag = QueuedTag {

@@ -4,14 +4,14 @@ use scheduler::Timestamp;
 
 use crate::words::{self, WORD};
 
-/// The maximum number of digests of a [`CrashRecord`]. Each digest represents a lost VM. A daemon
-/// rarely sends so many different messages that crash VMs.
+/// The maximum number of digests of a [`CrashRecord`]. A few are enough: each digest represents a
+/// lost VM, and a daemon rarely sends so many different messages that crash VMs.
 pub const CRASH_DIGESTS_MAX: usize = 8;
 
 /// The lease. The bytes have the epoch, the holder and the expiry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseValue {
-    /// Grows by one with each change of the holder.
+    /// The number of the lease's holder, which grows by one with each change of the holder.
     pub epoch: u64,
     /// The VM that leads; 0 before the first leader.
     pub holder: u64,

@@ -12,7 +12,7 @@ use scheduler::EndpointRef;
 use crate::placements::PlacementKind;
 use crate::words::{self, WORD, pair, unpair};
 
-/// Bytes of the head of a segment.
+/// The size of the head of a segment, in bytes.
 pub const SEGMENT_HEAD_BYTES: usize = 2 * WORD;
 
 /// The maximum number of blocks of a placement in a ring. A longer prompt has several placements.
@@ -28,21 +28,21 @@ const BYTES_BITS: u32 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHead {
     pub vm: u64,
-    /// In the ring of placements, the number of the segment; in the ring of observations, the
-    /// number of the first observation.
+    /// The number that orders the segments of a ring: in the ring of placements, the number of the
+    /// segment; in the ring of observations, the number of the segment's first observation.
     pub number: u64,
 }
 
-/// The end of a ring of placements.
+/// The position up to which a ring of placements is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RingPosition {
     /// The number of the newest segment, from 1; 0 if there is no segment yet.
     pub segment: u64,
-    /// The number of bytes written in that segment.
+    /// The number of bytes written in the newest segment.
     pub bytes: u32,
 }
 
-/// In the 64 bits of an encoded [`RingPosition`], the bit that is set while the VM holds requests.
+/// The bit of an encoded [`RingPosition`] that is set while the VM holds requests.
 const HOLDS_FLAG: u64 = 1 << 63;
 
 /// A placement in a segment.
@@ -52,7 +52,7 @@ pub struct PlacementEntry<'s> {
     pub endpoint: EndpointRef,
     /// The block hashes of the prompt, as words.
     pub blocks: &'s [[u8; WORD]],
-    /// How many of the blocks, from the first, the endpoint had cached before, as estimated.
+    /// The estimated number of blocks, from the first, that the endpoint had already cached.
     pub known: u32,
 }
 
@@ -81,7 +81,7 @@ impl RingPosition {
         u64::from(self.bytes) | self.segment << BYTES_BITS
     }
 
-    /// Encodes the position as a word, with the mark if the VM holds requests.
+    /// Encodes the position as a word, with a mark if the VM holds requests.
     #[must_use]
     pub fn to_marked_word(self, holds: bool) -> u64 {
         self.to_word() | if holds { HOLDS_FLAG } else { 0 }
@@ -92,7 +92,7 @@ impl RingPosition {
         word & HOLDS_FLAG != 0
     }
 
-    /// Decodes a position, with or without the mark; every word is valid.
+    /// Decodes a position, whether or not the word has the mark. Every word is valid.
     #[must_use]
     pub fn of_word(word: u64) -> Self {
         let word = word & !HOLDS_FLAG;
@@ -132,8 +132,8 @@ impl<'s> PlacementEntry<'s> {
         words::append(segment, blocks);
     }
 
-    /// Splits off the first placement from the entries after it; `None` if it is incomplete or
-    /// invalid.
+    /// Splits off the first placement from the entries after it; `None` if the placement is
+    /// incomplete or invalid.
     #[must_use]
     pub fn split(entries: &'s [u8]) -> Option<(Self, &'s [u8])> {
         let ([at, counts], rest) = words::split(entries)?;

@@ -10,8 +10,8 @@ const POOL_UPDATE_SIDE: u64 = 1;
 /// The bit of [`SnapshotHead::sides`] that names the side with the current metrics.
 const METRICS_SIDE: u64 = 2;
 
-/// Names the store's current messages. Its bytes: epoch, term and sequence of the version, sequence
-/// of the metrics, sides.
+/// The head, which names the store's current messages. The bytes have the epoch, the term and the
+/// sequence of the version, the sequence of the metrics, and the sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotHead {
     /// The epoch of the leader that wrote the head.
@@ -23,13 +23,14 @@ pub struct SnapshotHead {
     sides: u64,
 }
 
-/// The stamp before a message on a side. Its bytes: epoch, term and sequence of the version,
-/// sequence of the metrics, time of receipt.
+/// The stamp before a message on a side. The bytes have the epoch, the term and the sequence of the
+/// version, the sequence of the metrics, and the time of receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageStamp {
     /// The epoch of the leader that wrote the message.
     pub epoch: u64,
-    /// The version of the pool update, or of the pool update that the metrics belong to.
+    /// The version of the pool update. For metrics, it is the version of the pool update to which
+    /// the metrics belong.
     pub version: Version,
     /// The sequence of the metrics; 0 for a pool update.
     pub metrics_sequence: u64,
@@ -40,7 +41,8 @@ pub struct MessageStamp {
 // === impl SnapshotHead ===
 
 impl SnapshotHead {
-    /// Returns the next head, with a new pool update on the other side and no metrics yet.
+    /// Returns the head after a new pool update was written to the other side. This head has no
+    /// metrics yet.
     #[must_use]
     pub fn with_pool_update(self, epoch: u64, version: Version) -> Self {
         Self {
@@ -51,7 +53,7 @@ impl SnapshotHead {
         }
     }
 
-    /// Returns the next head, with new metrics on the other side.
+    /// Returns the head after new metrics were written to the other side.
     #[must_use]
     pub fn with_metrics(self, epoch: u64, metrics_sequence: u64) -> Self {
         Self {

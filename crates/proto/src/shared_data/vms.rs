@@ -7,35 +7,35 @@ use crate::words;
 
 const ROW_WORDS: usize = 4;
 
-/// The row of a VM in the VM table. The bytes have the VM, its last heartbeat, its queue, and 1 if
-/// it serves requests.
+/// The row of a VM in the VM table. The bytes have the VM, the time of its last heartbeat, its
+/// queue, and 1 if the VM serves requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmEntry {
-    /// The random identity of the VM; 0 means none.
+    /// The random identity of the VM; 0 means no VM.
     pub vm: u64,
     pub heartbeat: Timestamp,
-    /// The queue that wakes the VM; 0 before it has one.
+    /// The queue that wakes the VM; 0 before the VM has a queue.
     pub queue: u32,
     /// Whether the VM has ever served a request.
     pub serves: bool,
 }
 
 /// The leader's counts of the other proxies of a pool. The field `ring` in the head of those
-/// proxies' load report holds 15 bits for `proxies`, a bit for `holds`, 16 bits for `active`, and
-/// 32 bits for `delay_us`.
+/// proxies' load report has these counts: 15 bits for `proxies`, a bit for `holds`, 16 bits for
+/// `active`, and 32 bits for `delay_us`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemotePeers {
-    /// Proxies of the pool, this proxy included.
+    /// The number of proxies of the pool, including this proxy.
     pub proxies: u32,
     /// The number of other proxies that reported recently.
     pub active: u32,
-    /// The age of the other proxies' reports when they arrive, in µs.
+    /// The age of the other proxies' reports when these reports arrive, in µs.
     pub delay_us: u32,
     /// Whether another proxy holds requests.
     pub holds: bool,
 }
 
-/// The bit of [`RemotePeers::holds`].
+/// The bit of the encoded number of proxies that is set if [`RemotePeers::holds`] is true.
 const HOLDS_FLAG: u64 = 1 << 15;
 
 // === impl VmEntry ===
@@ -79,7 +79,8 @@ impl VmEntry {
 // === impl RemotePeers ===
 
 impl RemotePeers {
-    /// Takes the numbers from a daemon's message. `delay_us` is the age of the reports in it.
+    /// Reads the numbers from a daemon's message. `delay_us` is the age of the reports in the
+    /// message.
     #[must_use]
     pub fn of_message(message: &state::PeerLoad, delay_us: u32) -> Self {
         Self {
@@ -101,7 +102,7 @@ impl RemotePeers {
             | u64::from(self.delay_us) << 32
     }
 
-    /// Decodes a word; every word is valid.
+    /// Decodes a word. Every word is valid.
     #[must_use]
     pub fn of_word(word: u64) -> Self {
         let [a, b, c, d, delay @ ..] = word.to_le_bytes();

@@ -24,13 +24,13 @@ const PACKAGE: &str = "switchpoint.state.v1";
 /// The number of the field that the next release adds to each message.
 const NEXT: i32 = 15_000;
 
-/// The messages that are encoded on their own.
+/// The messages that are encoded alone, not only as a part of other messages.
 const ROOTS: [&str; 3] = ["DaemonMessage", "ProxyMessage", "VmCounters"];
 
-/// The values of a root without a oneof.
+/// The number of different values of a root message without a oneof.
 const ALTERNATIVES: usize = 8;
 
-/// The elements of a list; each takes another alternative.
+/// The number of elements of a list. Each element takes another alternative.
 const ELEMENTS: usize = 3;
 
 /// The maximum depth of nested messages. Deeper messages are empty, because a parameter may contain
@@ -41,7 +41,7 @@ fn set() -> FileDescriptorSet {
     protox::compile(["state.proto"], [Path::new(env!("CARGO_MANIFEST_DIR"))]).unwrap()
 }
 
-/// The messages of this release after a change of each.
+/// Returns the messages of this release after a change of each message.
 fn changed(change: &impl Fn(&mut DescriptorProto)) -> DescriptorPool {
     fn walk(message: &mut DescriptorProto, change: &impl Fn(&mut DescriptorProto)) {
         if !message
@@ -69,7 +69,7 @@ fn message(pool: &DescriptorPool, name: &str) -> MessageDescriptor {
         .unwrap()
 }
 
-/// A message with a value in every field; `seen` gets the names of the messages in it.
+/// Returns a message with a value in every field. `seen` gets the names of the messages in it.
 fn filled(
     of: &MessageDescriptor,
     alternative: usize,
@@ -111,7 +111,7 @@ fn filled(
     filled
 }
 
-/// A value that is not the default.
+/// Returns a value that is not the default.
 fn some(kind: &Kind, alternative: usize, depth: usize, seen: &mut BTreeSet<String>) -> Value {
     match kind {
         Kind::Double => Value::F64(0.5),
@@ -138,7 +138,7 @@ fn read_again(root: &str, bytes: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The value of the bytes under the other release's schema.
+/// Returns the value of the bytes under the other release's schema.
 fn understood(pool: &DescriptorPool, root: &str, bytes: &[u8]) -> DynamicMessage {
     DynamicMessage::decode(message(pool, root), bytes).unwrap()
 }
@@ -175,7 +175,8 @@ fn remove_newest_field(message: &mut DescriptorProto) {
     message.field.retain(|field| Some(field.number()) != newest);
 }
 
-/// The number of kinds of a root message; `ALTERNATIVES` if it has only one.
+/// Returns the number of kinds of a root message, or `ALTERNATIVES` if the message has only one
+/// kind.
 fn kinds(root: &MessageDescriptor) -> usize {
     root.oneofs()
         .next()
@@ -247,7 +248,7 @@ fn messages_of_the_last_release_are_read_and_it_reads_ours() {
     }
 }
 
-/// The message without unknown fields, at every depth.
+/// Returns the message without unknown fields, at every depth.
 fn known(message: &DynamicMessage) -> DynamicMessage {
     fn value(of: &Value) -> Value {
         match of {
@@ -268,7 +269,8 @@ fn known(message: &DynamicMessage) -> DynamicMessage {
     clean
 }
 
-/// The fields of all messages: `Message.field number type`, with `*` for repeated fields and maps.
+/// Returns the fields of all messages: `Message.field number type`, with `*` for repeated fields
+/// and maps.
 fn fields(pool: &DescriptorPool) -> Vec<String> {
     let kind = |field: &FieldDescriptor| match field.kind() {
         Kind::Message(of) => of
@@ -304,7 +306,8 @@ fn fields(pool: &DescriptorPool) -> Vec<String> {
     all
 }
 
-/// Every field of release 0.1.0 is still there with its number and type, or its number is reserved.
+/// Checks that every field of release 0.1.0 still exists with its number and type, or its number is
+/// reserved.
 #[test]
 fn no_field_of_a_release_is_renumbered_or_changes_its_type() {
     let pool = changed(&|_| {});
@@ -330,7 +333,7 @@ fn no_field_of_a_release_is_renumbered_or_changes_its_type() {
     assert!(recorded > 100, "{recorded} fields");
 }
 
-/// The golden pool update with unknown fields beside each of its fields.
+/// Tests the golden pool update with unknown fields beside each of its fields.
 #[test]
 fn a_pool_update_of_the_next_release_means_the_same() {
     let next = changed(&add_next_field);

@@ -20,8 +20,8 @@ fn the_committed_code_is_what_externalscaler_proto_generates() {
     );
 }
 
-/// Generates the code without `protoc` and compares. If they differ, the message says how to update
-/// the committed code.
+/// Generates the code without `protoc`, and compares it with the committed code. If they differ,
+/// the message says how to update the committed code.
 fn compare(protocol: &str, name: &str, codec: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();

@@ -27,7 +27,7 @@ use scheduler::{EndpointRef, Generation, Slot, Timestamp, Version};
 
 const VM: u64 = 0x00ab_cdef;
 
-/// The bytes of a file: hexadecimal, with comments from `#` to the end of a line.
+/// Returns the bytes of a file: hexadecimal, with comments from `#` to the end of a line.
 pub(crate) fn golden(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/golden")

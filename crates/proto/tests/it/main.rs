@@ -1,7 +1,7 @@
 //! The wire formats: the generated code matches state.proto, encoding and decoding lose nothing,
 //! and no bytes cause a panic.
 
-#![cfg(test)] // so that lints treat helpers outside #[test] functions as test code
+#![cfg(test)] // With this attribute, lints treat helpers outside #[test] functions as test code.
 
 mod any_bytes;
 mod compatibility;

@@ -49,7 +49,8 @@ proptest! {
         prop_assert_eq!(EncodedObservation::from_bytes(&observed.to_bytes()), Some(observed));
     }
 
-    /// Each number must be within its range, or all numbers of its part must be unknown.
+    /// Checks that each number must be within its range, or all numbers of its part must be
+    /// unknown.
     #[test]
     fn one_number_out_of_range_makes_the_bytes_invalid(
         observed in observation(),
@@ -60,7 +61,7 @@ proptest! {
         prop_assert_eq!(EncodedObservation::from_bytes(&bytes), None, "word {}", at);
     }
 
-    /// Any bytes are either an observation with every number in its range, or invalid.
+    /// Checks that any bytes are either an observation with every number in its range, or invalid.
     #[test]
     fn no_bytes_can_hurt(observed in observation(), at in 0..OBSERVATION_BYTES / 4, word in prop_oneof![
         Just(f32::NAN.to_bits()), Just(f32::INFINITY.to_bits()), Just((-1.0_f32).to_bits()), Just(1e30_f32.to_bits()), Just(u32::MAX), any::<u32>(),

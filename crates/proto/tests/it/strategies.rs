@@ -58,7 +58,7 @@ pub(crate) fn any_version() -> impl Strategy<Value = Version> {
 
 fn any_endpoint() -> impl Strategy<Value = Endpoint> {
     let labels = proptest::collection::btree_map("[a-z./-]{1,12}", ".{0,12}", 0..4);
-    // Only a few names, so that endpoints have equal and different sets of models.
+    // There are only a few names, so that endpoints have equal and different sets of models.
     let models = proptest::collection::btree_set("[ab]{1,2}", 0..3);
     (
         any::<u32>(),
@@ -142,7 +142,7 @@ fn any_metrics() -> impl Strategy<Value = EndpointMetrics> {
     })
 }
 
-/// The smallest possible pipeline.
+/// Returns the smallest possible pipeline.
 pub(crate) fn one_profile() -> state::Pipeline {
     state::Pipeline {
         profiles: vec![state::Profile::default()],
@@ -184,7 +184,7 @@ fn any_objects() -> impl Strategy<Value = ObjectsSpec> {
 }
 
 fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
-    // Only plugin types that need no parameter.
+    // The pipeline has only plugin types that need no parameter.
     let of_kind = |kinds: &[PluginKind]| {
         let simple = PLUGINS
             .iter()

@@ -27,8 +27,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build: |_| Ok(Plugin::Admitter(Box::new(LatencySloAdmitter))),
 };
 
-/// An endpoint with lower KV cache use is cold, so predictions for it do not justify a refusal. The
-/// value is llm-d's.
+/// The KV cache use below which an endpoint is cold. Predictions for a cold endpoint do not justify
+/// a refusal. The value is llm-d's.
 const COLD_KV_CACHE: f32 = 0.02;
 
 #[derive(Debug)]

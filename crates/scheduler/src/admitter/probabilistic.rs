@@ -1,5 +1,5 @@
 //! `probabilistic-admitter`: refuses a share of the sheddable requests. The share grows with
-//! saturation, from long before the pool is full.
+//! saturation, and begins to grow long before the pool is full.
 
 use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, UtilizationThresholds};
 use crate::endpoint::EndpointIndex;

@@ -1,6 +1,6 @@
-//! `backlog-detector`: an endpoint is full for a request if the request would have to wait there.
-//! The in-flight ledger and the learned step times decide this, corrected by the engine's reports.
-//! So no limit has to be found by load tests.
+//! `backlog-detector`: an endpoint is full for a request if the request would have to wait at the
+//! endpoint. The detector decides this from the in-flight ledger and the learned step times, and
+//! corrects both by the engine's reports. So no limit has to be found by load tests.
 
 use crate::candidates::Candidates;
 use crate::decision::Route;
@@ -65,11 +65,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 /// The default share of an endpoint's sequences that lower priority bands leave free. A burst in
-/// lower bands takes its sequences while the tokens of the highest band are still fast, and keeps
-/// them until its outputs end. With the slower tokens, the highest band then needs up to twice as
-/// many sequences. In the simulation (`simulator flow`) with long outputs at twice the capacity,
-/// the p99 of chat's time to first token is 3 s with a tenth, and 125 ms with a quarter. The
-/// quarter costs 2 % of the tokens.
+/// lower bands takes sequences while the tokens of the highest band are still fast, and keeps these
+/// sequences until the outputs of the burst end. The burst makes tokens slower, and with slower
+/// tokens the highest band needs up to twice as many sequences. In the simulation (`simulator
+/// flow`) with long outputs at twice the capacity, the p99 of the chat requests' time to first
+/// token is 3 s if the share is a tenth, and 125 ms if it is a quarter. The quarter costs 2 % of
+/// the tokens.
 const SEQUENCE_RESERVE: f64 = 0.25;
 
 #[derive(Debug)]
@@ -97,7 +98,8 @@ fn wide(count: u64) -> f64 {
 }
 
 impl BacklogDetector {
-    /// Returns the time to compute the prompts that wait or are in work at the endpoint, in ms.
+    /// Returns the time to compute the prompts that wait at the endpoint or are being computed
+    /// there, in ms.
     fn backlog_ms(context: &Context<'_>, endpoint: EndpointIndex, load: &EndpointLoad) -> f64 {
         let speed = context
             .table
@@ -118,9 +120,10 @@ impl BacklogDetector {
     }
 
     /// Returns the share of the endpoint's KV cache that is in use after a further prompt of `more`
-    /// tokens, with `uncached` of them not cached there. `None` if the size of the cache is
-    /// unknown. The ledger counts a shared prefix once for each request, and the engine's report is
-    /// late, so the lower of both numbers is used.
+    /// tokens, if the endpoint has not cached `uncached` of these tokens. Returns `None` if the
+    /// size of the cache is unknown. Both the ledger's number and the engine's number can be too
+    /// high: the ledger counts a shared prefix once for each request, and the engine's report is
+    /// late. So the lower number is used.
     fn kv_cache(
         context: &Context<'_>,
         endpoint: EndpointIndex,
@@ -257,8 +260,8 @@ mod tests {
         .unwrap()
     }
 
-    /// Counts how many requests with prompts of this many tokens the endpoint admits. Each is at
-    /// its first token when the next one arrives.
+    /// Counts how many requests with prompts of this many tokens the endpoint admits. Each request
+    /// has its first token when the next request arrives.
     fn admitted(tokens: u32, critical: bool, share: f64) -> usize {
         let snapshot = snapshot();
         let mut ledger = InFlight::default();
@@ -288,7 +291,8 @@ mod tests {
             [true, false].map(|critical| admitted(10, critical, 1.0)),
             [20, 15]
         );
-        // 95 % of 1,600 tokens, and nine tenths of that number.
+        // The limits are 95 % of 1,600 tokens for a critical request, and nine tenths of that
+        // number for another request.
         assert_eq!(
             [true, false].map(|critical| admitted(100, critical, 1.0)),
             [16, 14]

@@ -1,5 +1,5 @@
-//! `concurrency-detector`: saturation by the load in flight. The in-flight ledger counts this load,
-//! so it is never stale or unknown.
+//! `concurrency-detector`: measures saturation by the load in flight. The in-flight ledger counts
+//! this load, so it is never stale or unknown.
 
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
@@ -47,7 +47,7 @@ struct ConcurrencyDetector {
     requests_max: Option<f64>,
     /// The maximum number of tokens at an endpoint; `None` means no limit.
     tokens_max: Option<f64>,
-    /// As a filter, keeps endpoints whose saturation is below this.
+    /// The saturation below which the detector keeps endpoints when it is used as a filter.
     kept_below: f64,
 }
 
@@ -89,7 +89,7 @@ impl ConcurrencyDetector {
         of(requests).max(of(tokens))
     }
 
-    /// Returns the configured limit, or the engine's own limit if it is lower.
+    /// Returns the configured limit, or the limit that the engine reports if that limit is lower.
     fn requests_max_of(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
         let own = context
             .table
@@ -130,7 +130,7 @@ mod tests {
     use crate::snapshot::{Snapshot, Version};
     use crate::{LocalState, Pipeline, PipelineSpec, PluginSpec, is_full};
 
-    /// Returns an endpoint for each role. Each may have two requests.
+    /// Returns a snapshot with an endpoint for each role. Each endpoint may have two requests.
     fn snapshot(roles: &[&str]) -> Snapshot {
         let parameters = vec![("maxConcurrency".to_owned(), ParameterValue::Number(2.0))];
         let detector = PluginSpec {

@@ -1,4 +1,4 @@
-//! `utilization-detector`: saturation by the engines' reported queue and KV cache.
+//! `utilization-detector`: measures saturation by the queue and the KV cache that engines report.
 
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
@@ -40,14 +40,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The number of waiting requests at which an endpoint is full.
+/// The parameter for the number of waiting requests at which an endpoint is full.
 pub(crate) const QUEUE_DEPTH: Parameter = Parameter::number(
     "queueDepthThreshold",
     5.0,
     "requests waiting at which an endpoint is full, integer from 1",
 );
 
-/// The KV cache use at which an endpoint is full.
+/// The parameter for the KV cache use at which an endpoint is full.
 pub(crate) const KV_CACHE: Parameter = Parameter::number(
     "kvCacheUtilThreshold",
     0.8,
@@ -64,7 +64,7 @@ pub(crate) struct UtilizationThresholds {
 #[derive(Debug)]
 pub(crate) struct UtilizationDetector {
     thresholds: UtilizationThresholds,
-    /// As a filter, keeps endpoints up to this saturation.
+    /// The maximum saturation of the endpoints that the detector keeps when it is used as a filter.
     kept_max: f32,
 }
 
@@ -75,7 +75,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl UtilizationThresholds {
-    // Thresholds need no more digits than an f32 has.
+    // The casts are precise enough, because thresholds need no more digits than an f32 has.
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         Ok(Self {
             queue_depth: parameters.integer(QUEUE_DEPTH.name, 1..=u32::MAX)? as f32,
@@ -99,9 +99,10 @@ impl UtilizationThresholds {
         }
     }
 
-    /// Returns the mean over the endpoints with known metrics; 0 if there are none. If there are
-    /// several, the largest value is limited to 1 (full), or to the mean of the others if that is
-    /// above 1. So one engine's report sheds no request while others have room.
+    /// Returns the mean saturation of the endpoints with known metrics; 0 if no endpoint has known
+    /// metrics. If several endpoints have known metrics, the largest value is limited to 1 (full),
+    /// or to the mean of the other values if that mean is above 1. So the report of one engine
+    /// sheds no request while other engines have room.
     pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         let known = endpoints
             .iter()
@@ -135,7 +136,7 @@ impl UtilizationDetector {
         })
     }
 
-    /// Returns the detector of a pipeline that does not name one.
+    /// Returns the detector of a pipeline that does not name a detector.
     pub(crate) fn with_defaults() -> Result<Self, InvalidParameter> {
         Self::read(&Parameters::check(PLUGIN.parameters, &[])?)
     }

@@ -1,5 +1,5 @@
-//! `by-label`: llm-d's older filter by one label, replaced by `label-selector-filter` and the role
-//! filters.
+//! `by-label`: llm-d's older filter by one label, which `label-selector-filter` and the role
+//! filters have replaced.
 
 use crate::filter::label_selector::LabelSelectorFilter;
 use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};

@@ -5,8 +5,8 @@ use crate::endpoint::Endpoint;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `role`: if requests are split by role, the proxy's cluster does not contain endpoints that serve
-/// only earlier stages.
+/// `role`: keeps endpoints that can serve the decode stage. If requests are split by role, the
+/// proxy's cluster does not contain endpoints that serve only earlier stages.
 #[derive(Debug)]
 pub(crate) struct DecoderFilter;
 

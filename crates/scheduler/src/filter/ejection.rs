@@ -4,9 +4,9 @@ use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `ejected`: if a profile has no endpoint left, [`crate::schedule()`] runs it again without this
-/// filter. An ejection is a guess from a few failures, so trying the endpoint is better than
-/// refusing the request.
+/// `ejected`: drops ejected endpoints. If a profile has no endpoint left, [`crate::schedule()`]
+/// runs it again without this filter. An ejection is a guess from a few failures, so to try an
+/// ejected endpoint is better than to refuse the request.
 #[derive(Debug)]
 pub(crate) struct EjectionFilter;
 

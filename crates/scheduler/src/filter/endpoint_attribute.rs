@@ -1,4 +1,4 @@
-//! `endpoint-attribute-filter`: filters by any metric of the engine that `customMetrics`
+//! `endpoint-attribute-filter`: filters endpoints by one metric of the engine that `customMetrics`
 //! configures.
 
 use std::cmp::Ordering;
@@ -51,7 +51,8 @@ const THRESHOLD: &[Parameter] = &[
     Parameter::number("value", 0.0, "what the attribute is compared with"),
 ];
 
-/// Whether a condition holds if the attribute is less than, equal to, and greater than the value.
+/// An operator, as three results: whether the condition holds if the attribute is less than the
+/// value, equal to it, and greater than it.
 type ComparisonOperator = [bool; 3];
 
 const OPERATORS: [(&str, ComparisonOperator); 6] = [

@@ -1,5 +1,5 @@
 //! `label-selector-filter`: keeps endpoints whose labels match, by the rules of Kubernetes.
-//! `by-label-selector` is its older name.
+//! `by-label-selector` is the older name of this filter.
 
 use crate::candidates::Candidates;
 use crate::plugin::{
@@ -32,7 +32,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The name of `label-selector-filter` that llm-d has deprecated.
+/// The plugin `label-selector-filter` by the name that llm-d has deprecated.
 pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType {
     name: "by-label-selector",
     doc: readable("Deprecated name of label-selector-filter."),
@@ -49,7 +49,7 @@ const EXPRESSION: &[Parameter] = &[
     ),
 ];
 
-/// The conditions, which must all hold.
+/// A filter with these conditions. An endpoint must meet all conditions.
 #[derive(Debug)]
 pub(crate) struct LabelSelectorFilter(Vec<LabelRequirement>);
 
@@ -59,7 +59,7 @@ struct LabelRequirement {
     key: Box<str>,
     values: Box<[Box<str>]>,
     /// Whether the condition holds for a label with a listed value, for a label with another value,
-    /// and without the label.
+    /// and for an endpoint without the label.
     holds: LabelOperator,
 }
 
@@ -122,8 +122,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 // === impl LabelSelectorFilter ===
 
 impl LabelSelectorFilter {
-    /// Requires one label with one of these values. With `unlabelled`, an endpoint may also lack
-    /// the label.
+    /// Returns a filter that requires the label `key` with one of these values. With `unlabelled`,
+    /// an endpoint may also lack the label.
     pub(crate) fn one_of(key: &str, values: &[&str], unlabelled: bool) -> Self {
         Self(vec![LabelRequirement::new(
             key,

@@ -5,9 +5,9 @@ use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
 /// `model`: an endpoint whose metadata names models gets requests for these models and for the
-/// adapters that its engine reports. An endpoint without named models gets any request. All
-/// endpoints may serve an object's target model that no metadata names, because metadata names base
-/// models, and adapters come and go without it.
+/// adapters that its engine reports. An endpoint without named models gets requests for all models.
+/// If no metadata names the target model of an object, all endpoints may serve that model, because
+/// metadata names base models, and adapters come and go without a change of the metadata.
 ///
 /// Source: the model to instance map of Dynamo's frontend, which sends a request only to instances
 /// registered for its model.

@@ -1,5 +1,5 @@
-//! `prefix-cache-affinity-filter`: keeps the endpoints that have most of the prompt cached, unless
-//! they are too busy compared with the others.
+//! `prefix-cache-affinity-filter`: keeps the endpoints that have cached most of the prompt, unless
+//! these endpoints are too busy compared with the other endpoints.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
@@ -60,26 +60,26 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The maximum of milliseconds, and of tokens per second: far above real values, and with a finite
-/// product.
+/// The maximum of the parameters in milliseconds and in tokens per second. This maximum is far
+/// above real values, and the product of two such values is finite.
 const QUANTITY_MAX: f64 = 1e9;
 
 #[derive(Debug)]
 struct PrefixCacheAffinityFilter {
     threshold: f64,
     exploration: f64,
-    /// The extra cost that is accepted so that a request gets an endpoint with its prompt cached.
-    /// `None` means no limit.
+    /// The extra cost that is accepted so that a request gets an endpoint that has cached its
+    /// prompt. `None` means no limit.
     penalty: Option<AffinityPenalty>,
 }
 
-/// The amount by which the best endpoint with the prompt cached may be worse than the best other
-/// endpoint.
+/// The amount by which the best endpoint that has cached the prompt may be worse than the best
+/// other endpoint.
 #[derive(Clone, Copy, Debug)]
 enum AffinityPenalty {
-    /// A difference in prompt tokens in flight.
+    /// A difference in the number of prompt tokens in flight.
     Tokens(f64),
-    /// A difference in predicted TTFT, ms.
+    /// A difference in predicted TTFT, in ms.
     Ms(f64),
 }
 
@@ -111,8 +111,8 @@ impl PrefixCacheAffinityFilter {
         f64::from(matched) >= self.threshold * f64::from(blocks)
     }
 
-    /// Whether another endpoint is better by more than the penalty than every endpoint that has the
-    /// prompt cached.
+    /// Whether another endpoint is better by more than the penalty than every endpoint that has
+    /// cached the prompt.
     fn too_slow(&self, context: &Context<'_>, candidates: &Candidates) -> bool {
         let Some(penalty) = self.penalty else {
             return false;

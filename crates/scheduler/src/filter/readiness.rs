@@ -5,7 +5,8 @@ use crate::endpoint::Readiness;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `ready`: Envoy ignores the health of hosts that the picker names, so the picker must check it.
+/// `ready`: keeps endpoints that are ready. The picker must check readiness, because Envoy ignores
+/// the health of hosts that the picker names.
 #[derive(Debug)]
 pub(crate) struct ReadinessFilter;
 

@@ -1,5 +1,5 @@
-//! `decode-filter`, `prefill-filter`, `encode-filter`: keep endpoints that serve the stage, by the
-//! role that their label names.
+//! `decode-filter`, `prefill-filter`, `encode-filter`: keep the endpoints whose label names a role
+//! that serves the stage.
 //!
 //! An endpoint without the label serves prefill and decode, but passes only the decode filter.
 
@@ -8,8 +8,8 @@ use crate::filter::label_selector::LabelSelectorFilter;
 use crate::plugin::{InvalidParameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
-/// Roles, and whether each serves encode, prefill and decode. `both` is the deprecated name of
-/// `prefill-decode`.
+/// The roles, and whether each role serves encode, prefill and decode. `both` is the deprecated
+/// name of `prefill-decode`.
 const ROLES: [(&str, [bool; 3]); 8] = [
     ("encode", [true, false, false]),
     ("prefill", [false, true, false]),

@@ -1,5 +1,5 @@
-//! `session-affinity-filter`: keeps only the endpoint of the request's session, as long as it is a
-//! candidate.
+//! `session-affinity-filter`: keeps only the endpoint of the request's session, as long as this
+//! endpoint is a candidate.
 
 use crate::candidates::Candidates;
 use crate::plugin::session_affinity::{self, SessionAffinity};

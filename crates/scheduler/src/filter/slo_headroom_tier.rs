@@ -1,5 +1,5 @@
-//! `slo-headroom-tier-filter`: keeps endpoints that would meet all SLOs, and sometimes, at random,
-//! the others instead.
+//! `slo-headroom-tier-filter`: keeps endpoints that would meet all SLOs, or sometimes, at random,
+//! keeps the other endpoints instead.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;

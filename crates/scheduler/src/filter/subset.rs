@@ -4,8 +4,8 @@ use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `subset`: a request without a subset hint may use the whole pool, and one with an empty hint no
-/// endpoint.
+/// `subset`: a request without a subset hint may use the whole pool, and a request with an empty
+/// hint may use no endpoint.
 ///
 /// Source: Gateway API Inference Extension, proposal 004 (endpoint picker protocol), subset hint.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! `utilization-filter`: drops endpoints that are too busy by any of a list of metrics.
+//! `utilization-filter`: drops endpoints that are too busy by at least one of a list of metrics.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
@@ -76,7 +76,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
         } else {
             f64::from(f32::MAX)
         };
-        // Metrics are f32, so the limit needs no more digits.
+        // An f32 is precise enough for the limit, because metrics are f32 too.
         let max = condition.number("maxValue", 0.0..=max)? as f32;
         Ok((metric, max))
     })?;
@@ -92,7 +92,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 impl UtilizationMetric {
     fn read(self, context: &Context<'_>, endpoint: EndpointIndex) -> Option<f32> {
         match self {
-            // The cast is exact up to 16 million requests.
+            // The cast is exact, because an endpoint has fewer than 16 million requests.
             Self::ActiveRequests => Some(context.requests(endpoint) as f32),
             Self::RunningRequests => context.metric(endpoint, |m| m.running_requests),
             Self::WaitingQueue => context.metric(endpoint, |m| m.queue_depth),

@@ -6,7 +6,7 @@ use super::{FairnessPolicy, OrderingPolicy, UsageLimitPolicy, fairness, ordering
 use crate::plugin::{InvalidParameter, ParameterValue, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
-/// The name of the plugin. Configuration files do not declare it.
+/// The name of the plugin. Configuration files do not declare the plugin by this name.
 pub const FLOW_CONTROL: &str = "flow-control";
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -33,7 +33,7 @@ pub(crate) struct Policies {
     pub(crate) usage_limit: Vec<(Box<str>, Box<dyn UsageLimitPolicy>)>,
 }
 
-/// Flow control of a pipeline: the settings, and the policies that they name.
+/// Flow control of a pipeline: the settings, and the policies that the settings name.
 #[derive(Debug)]
 pub struct FlowControl {
     settings: FlowSettings,
@@ -42,12 +42,12 @@ pub struct FlowControl {
 
 #[derive(Clone, Copy, Debug)]
 pub struct BandRules<'f> {
-    /// The maximum number of requests queued.
+    /// The maximum number of queued requests of the band.
     pub max_requests: u64,
-    /// The maximum number of bytes queued.
+    /// The maximum total size of the queued requests of the band, in bytes.
     pub max_bytes: u64,
     pub ttl_ms: u64,
-    /// The policy that chooses the flow.
+    /// The policy that chooses the flow that is served next.
     pub fairness: &'f (dyn FairnessPolicy + 'static),
     /// The policy that orders the requests of a flow.
     pub ordering: &'f (dyn OrderingPolicy + 'static),
@@ -116,7 +116,7 @@ impl FlowControl {
         }
     }
 
-    /// Returns the rules of the band of this priority.
+    /// Returns the rules for the band with this priority.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn band(&self, priority: i32) -> Option<BandRules<'_>> {
         let [default, negative] = &self.settings.templates;
@@ -141,13 +141,13 @@ impl FlowControl {
         (self.settings.max_requests, self.settings.max_bytes)
     }
 
-    /// The longest wait while no endpoint is ready, in ms. With 0, such a request is refused at
-    /// once.
+    /// Returns the maximum wait of a request while no endpoint is ready, in ms. With 0, a request
+    /// is refused immediately if no endpoint is ready.
     pub fn no_endpoint_ttl_ms(&self) -> u64 {
         self.settings.no_endpoint_ttl_ms
     }
 
-    /// The longest wait of any request, in ms.
+    /// Returns the maximum wait of a request over all bands, in ms.
     pub fn longest_wait_ms(&self) -> u64 {
         let of_bands = self
             .settings
@@ -164,13 +164,13 @@ impl FlowControl {
         self.settings.eviction
     }
 
-    /// The policy that says how much of the pool a band may fill.
+    /// Returns the policy that says how much of the pool a band may fill.
     pub fn usage_limit(&self) -> Option<&dyn UsageLimitPolicy> {
         named(&self.policies.usage_limit, &self.settings.usage_limit)
     }
 }
 
-/// Returns the policy with this name. A declared policy has precedence over a default one.
+/// Returns the policy with this name. A declared policy has precedence over a default policy.
 fn named<'p, P: ?Sized>(policies: &'p [(Box<str>, Box<P>)], name: &str) -> Option<&'p P> {
     policies
         .iter()

@@ -40,7 +40,7 @@ pub(crate) const LEAST_SERVICE: PluginType = PluginType {
     build: build_least_service,
 };
 
-/// The name of [`LEAST_SERVICE`] in newer files.
+/// The policy [`LEAST_SERVICE`] by its name in newer files.
 pub(crate) const LEAST_SERVICE_POLICY: PluginType = PluginType {
     name: "program-aware-fairness-policy",
     doc: readable("The name of program-aware-fairness in newer files."),
@@ -82,16 +82,16 @@ const LEAST_SERVICE_PARAMETERS: &[Parameter] = &[
     ),
 ];
 
-/// The weight of an output token, where a prompt token has weight 1, as in llm-d. An output token
-/// takes a step of the engine, and a prompt token takes only a fraction of a step.
+/// The weight of an output token, as in llm-d. A prompt token has weight 1. An output token weighs
+/// more, because it takes a step of the engine, and a prompt token takes only a fraction of a step.
 const OUTPUT_WEIGHT: f64 = 2.0;
 
-/// Converts received tokens to seconds of waiting: one stream gets about a thousand tokens in a
-/// second.
+/// The number of received tokens that count like one second of waiting: one stream gets about a
+/// thousand tokens in a second.
 const SERVICE_UNIT: f64 = 1_000.0;
 
-/// The minimum share of the tokens for a band that waits behind higher bands, if none is
-/// configured.
+/// The minimum share of the tokens for a band that waits behind higher bands, if the configuration
+/// has no share.
 pub(super) const MINIMUM_SHARE_DEFAULT: f64 = 0.05;
 
 pub(super) const MINIMUM_SHARE: Parameter = Parameter::number(
@@ -187,8 +187,8 @@ impl FairnessPolicy for TokenFairness {
         flow.start
     }
 
-    /// A flow that was idle gets no credit for that time. A flow that waits keeps its claim, even
-    /// if others are served first because the endpoint of this flow has no room.
+    /// A flow that was idle gets no credit for the idle time. A flow that waits keeps its credit,
+    /// even if other flows are served first because the endpoint of this flow has no room.
     fn begin(&self, flow: &mut FlowAccount, band: &BandAccount) {
         flow.start = flow.start.max(band.virtual_time);
     }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     /// Serves `turns` requests to flows that always have a waiting request. Returns the tokens that
-    /// each received.
+    /// each flow received.
     fn served(policy: &dyn FairnessPolicy, costs: &[f64], turns: usize) -> Vec<f64> {
         let mut flows = vec![FlowAccount::default(); costs.len()];
         let mut band = BandAccount::default();
@@ -324,8 +324,8 @@ mod tests {
     }
 
     proptest! {
-        /// The law of start-time fair queueing: two flows that always wait differ by at most one
-        /// request each.
+        /// Checks the law of start-time fair queueing: the tokens that two flows receive, if both
+        /// always wait, differ by at most one request of each flow.
         #[test]
         fn flows_that_wait_receive_equal_tokens(costs in prop::collection::vec(1.0_f64..5_000.0, 2..6), turns in 1_usize..400) {
             let tokens = served(&*policy(&TOKENS), &costs, turns);

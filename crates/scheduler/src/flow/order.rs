@@ -1,18 +1,18 @@
 //! The common order of requests that the wasm VMs of a process hold for one pool.
 //!
 //! The VMs share one value, the [`SharedOrder`]. Each VM reads this value, decides alone, and
-//! writes it back only if no other VM wrote meanwhile (compare and set). Otherwise the VM reads it
-//! again.
+//! writes the value back only if no other VM wrote meanwhile (compare and set). Otherwise the VM
+//! reads the value again.
 //!
 //! - An event that may have made room begins a new *round*. In a round, each request is tried at
-//!   most once: the one with the smallest [`QueuedTag`] of all VMs first. A VM tries its own next
-//!   request while that tag is the smallest. Then it passes the turn on: it wakes the VM with the
-//!   smallest tag.
-//! - To claim room, a VM first publishes its load with the pick included, and then writes the
-//!   order. If the write fails, the VM takes the pick back. A VM reads the order before the loads
-//!   of the other VMs. So if two VMs saw the same room, one of them writes too late.
+//!   most once, beginning with the smallest [`QueuedTag`] of all VMs. A VM tries its next request
+//!   while the tag of that request is the smallest. Then the VM passes the turn on: it wakes the VM
+//!   with the smallest tag.
+//! - To claim room at an endpoint, a VM first publishes its load including the new pick, and then
+//!   writes the order. If the write fails, the VM takes the pick back. A VM reads the order before
+//!   the loads of the other VMs. So if two VMs saw the same room, one of them writes too late.
 //! - Each VM has a row in the order ([`OrderRow`]). A VM that did not write its row within
-//!   [`WAKE_MS`] after it was woken, or for [`SILENT_MS`], is passed over until it writes again.
+//!   [`WAKE_MS`] after it was woken, or for [`SILENT_MS`], is skipped until it writes again.
 
 use std::cmp::Ordering;
 
@@ -20,49 +20,50 @@ use super::{BandAccount, FlowAccount};
 use crate::endpoint::EndpointRef;
 use crate::time::Timestamp;
 
-/// A VM that was woken this long ago, in ms, and has not written its row since, is passed over.
+/// The time after which a VM that was woken and has not written its row since is skipped, in ms.
 const WAKE_MS: u64 = 20;
 
-/// A row that was not written for this long, in ms, belongs to a VM that no longer exists.
+/// The time after which a row that was not written counts as the row of a VM that no longer exists,
+/// in ms.
 const SILENT_MS: u64 = 1_000;
 
-/// A VM that holds requests writes its row at least this often, in ms.
+/// The maximum time between two writes of its row by a VM that holds requests, in ms.
 const REFRESH_MS: u64 = 200;
 
 /// The maximum number of requests that are tried at one full endpoint in one round.
 pub const TRIES_AT_ENDPOINT: u32 = 2;
 
-/// The maximum number of flows of a band in the order. Further flows are left out, those with the
-/// fewest received tokens first.
+/// The maximum number of flows of a band in the order. If a band has more flows, those that have
+/// received the least service are left out.
 const SHARED_FLOWS_MAX: usize = 256;
 
-/// The maximum number of tokens by which a waiting flow can be behind the others. If it were behind
-/// by more, its request would have been sent long before. A flow falls behind when it gets tokens
-/// back, because an output was shorter than expected.
+/// The maximum number of tokens by which a waiting flow can be behind the others. A flow that is
+/// further behind has no waiting request, because the request would have been sent long before. A
+/// flow falls behind when it gets tokens back, because an output was shorter than expected.
 const OWED_TOKENS_MAX: f64 = 10_000.0;
 
-/// The position of a request among all that wait.
+/// The position of a request among all waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueuedTag {
     /// Whether the credit for the band's minimum share covers the request.
     pub owed: bool,
     pub priority: i32,
-    /// The hash of the request's fairness id. 0 if the VM holds several flows of the band, because
-    /// another flow may come first when the rank of this flow changes.
+    /// The hash of the request's fairness id. The hash is 0 if the VM holds several flows of the
+    /// band, because another flow may come first when the rank of this flow changes.
     pub flow: u64,
-    /// The rank that the request's flow will have when the requests before it in its VM have been
-    /// sent.
+    /// The rank that the request's flow will have when the requests that are before this request in
+    /// its VM have been sent.
     pub rank: f64,
     /// The key of the request within its flow.
     pub key: u64,
 }
 
-/// The number of requests of a band that one VM holds.
+/// The requests of a band that one VM holds: their number and their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuedInBand {
     pub priority: i32,
     pub requests: u64,
-    /// The total size of these requests in bytes.
+    /// The total size of the requests in bytes.
     pub bytes: u64,
 }
 
@@ -89,9 +90,9 @@ pub struct RowBand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FullEndpoint {
     pub endpoint: EndpointRef,
-    /// The highest priority of the requests that found no room there.
+    /// The highest priority of the requests that found no room at the endpoint.
     pub priority: i32,
-    /// The number of requests that found no room there.
+    /// The number of requests that found no room at the endpoint.
     pub tries: u32,
 }
 
@@ -101,18 +102,19 @@ pub struct OrderRow {
     pub vm: u64,
     /// The time when the VM wrote the row.
     pub written: Timestamp,
-    /// The time when another VM woke this VM; 0 after this VM wrote the row.
+    /// The time when another VM woke the VM of this row; 0 after the VM wrote the row.
     pub woken: Timestamp,
     /// The round that `next` belongs to.
     pub round: u64,
-    /// The first request of the VM.
+    /// The tag of the first request that the VM holds.
     pub first: Option<QueuedTag>,
-    /// The first request that was not tried in `round`.
+    /// The tag of the VM's first request that was not tried in `round`.
     pub next: Option<QueuedTag>,
-    /// The requests that the VM holds.
+    /// The requests that the VM holds, by band.
     pub bands: Vec<RowBand>,
-    /// The endpoints that the requests wait for, and the highest priority at each. Empty if a
-    /// request may also be sent to other endpoints. In that case the VM itself must check for room.
+    /// The endpoints that the requests wait for, and the highest priority at each. The list is
+    /// empty if a request may also be sent to other endpoints, and then the VM itself must check
+    /// for room.
     pub endpoints: Vec<(EndpointRef, i32)>,
 }
 
@@ -123,16 +125,16 @@ pub struct BandService {
     /// The tokens that the band can still claim for its minimum share.
     pub credit: f64,
     pub account: BandAccount,
-    /// The flows by the hash of their fairness id.
+    /// The accounts of the flows, by the hash of their fairness id.
     pub flows: Vec<(u64, FlowAccount)>,
 }
 
 /// The next step of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderStep {
-    /// Try the request in the `next` of its row.
+    /// The VM must try the request in the `next` of its row.
     Try,
-    /// Write the order, then wake this VM.
+    /// The VM must write the order, and then wake the VM with this id.
     Write(Option<u64>),
     Rest,
 }
@@ -142,7 +144,7 @@ pub enum OrderStep {
 pub struct SharedOrder {
     pub round: u64,
     pub began: Timestamp,
-    /// The VMs that hold requests.
+    /// The rows of the VMs that hold requests.
     pub rows: Vec<OrderRow>,
     pub bands: Vec<BandService>,
     /// The endpoints that had no room in this round.
@@ -176,7 +178,7 @@ impl FullEndpoint {
 // === impl OrderRow ===
 
 impl OrderRow {
-    /// Whether the row belongs to another VM than `vm`, and that VM still responds to wake-ups.
+    /// Whether the row belongs to a VM that is not `vm` and still responds to wake-ups.
     fn is_rival(&self, vm: u64, now: Timestamp) -> bool {
         let is_late = self.woken.0 != 0 && now.ms_since(self.woken) >= WAKE_MS;
         self.vm != vm && !is_late && now.ms_since(self.written) < SILENT_MS
@@ -200,7 +202,7 @@ impl OrderRow {
         !self.endpoints.is_empty() && self.endpoints.iter().all(is_full)
     }
 
-    /// The requests of a band that the VM holds.
+    /// Returns the requests of a band that the VM holds.
     pub fn band(&self, priority: i32) -> Option<&RowBand> {
         self.bands
             .iter()
@@ -214,13 +216,14 @@ impl OrderRow {
             .find(|band| band.queued.priority == priority)
     }
 
-    /// Records that the rank of a flow has changed from `before` to `after`. The tags in the row
-    /// change too, although its VM wrote them some time ago. Otherwise that VM would be woken, and
-    /// pass the turn on at once.
+    /// Records that the rank of a flow has changed from `before` to `after`. The tags in the row,
+    /// which the VM of the row wrote earlier, change too. With the old tags, that VM would be
+    /// woken, and immediately pass the turn on.
     pub fn change_rank(&mut self, priority: i32, flow: u64, before: f64, after: f64) {
         let tags = [&mut self.first, &mut self.next].into_iter().flatten();
         for tag in tags.filter(|tag| tag.priority == priority && tag.flow == flow) {
-            // This is exactly the rank that its VM will compute, so that equal ranks stay equal.
+            // The new rank is exactly the rank that the VM of the row will compute, so that equal
+            // ranks stay equal.
             tag.rank = if tag.rank.total_cmp(&before).is_eq() {
                 after
             } else {
@@ -233,7 +236,8 @@ impl OrderRow {
 // === impl SharedOrder ===
 
 impl SharedOrder {
-    /// Records that an event may have made room, so every request may be tried again.
+    /// Begins a round: records that an event may have made room, so that every request may be tried
+    /// again.
     pub fn begin_round(&mut self, now: Timestamp) {
         self.round += 1;
         self.began = now;
@@ -244,15 +248,15 @@ impl SharedOrder {
         self.rows.iter().find(|row| row.vm == vm)
     }
 
-    /// Returns the rows of the other VMs. A VM that no longer exists has no row.
+    /// Returns the rows of the other VMs, except VMs that no longer exist.
     pub fn rivals(&self, vm: u64, now: Timestamp) -> impl Iterator<Item = &OrderRow> {
         self.rows
             .iter()
             .filter(move |row| row.vm != vm && now.ms_since(row.written) < SILENT_MS)
     }
 
-    /// Returns the smallest tag of a request that another VM has not tried in this round, and that
-    /// VM.
+    /// Returns the smallest tag of the requests that other VMs have not tried in this round, and
+    /// the VM that holds this request.
     fn smallest(&self, vm: u64, now: Timestamp) -> Option<(QueuedTag, u64)> {
         let mut smallest: Option<(QueuedTag, u64)> = None;
         for row in &self.rows {
@@ -269,8 +273,8 @@ impl SharedOrder {
         smallest
     }
 
-    /// Decides on the next step of the VM of this row. `begun` says whether the VM has begun a
-    /// round that is not written yet.
+    /// Decides on the next step of the VM that has the row `own`. `begun` says whether the VM has
+    /// begun a round that is not written yet.
     pub fn step(&mut self, own: OrderRow, begun: bool) -> OrderStep {
         let vm = own.vm;
         let now = own.written;
@@ -286,8 +290,8 @@ impl SharedOrder {
         }
     }
 
-    /// Sets the row of a VM that will write the order in any case. [`OrderStep::Try`] means that
-    /// the VM still has the turn after the write.
+    /// Sets the row of a VM that will write the order whatever this returns. [`OrderStep::Try`]
+    /// means that the VM still has the turn after the write.
     pub fn put(&mut self, own: OrderRow) -> OrderStep {
         let vm = own.vm;
         let now = own.written;
@@ -306,8 +310,8 @@ impl SharedOrder {
             .is_none_or(|(other, other_vm)| tag.compare(&other).then(vm.cmp(&other_vm)).is_lt())
     }
 
-    /// Replaces the row of a VM. A VM that holds no request has no row. Returns whether the change
-    /// is worth a write.
+    /// Replaces the row of a VM. A VM that holds no request has no row. Returns whether the order
+    /// should be written because of this change.
     pub fn set_row(&mut self, row: OrderRow) -> bool {
         let at = self.rows.iter().position(|known| known.vm == row.vm);
         let known = at.and_then(|at| self.rows.get_mut(at));
@@ -321,8 +325,8 @@ impl SharedOrder {
                 true
             }
             (Some(known), false) => {
-                // A row is worth a write if anything but its time has changed, or if the last write
-                // is too old.
+                // A row is worth a write if a value other than its time has changed, or if the last
+                // write is too old.
                 let age_ms = row.written.ms_since(known.written);
                 known.written = row.written;
                 let is_news = *known != row || age_ms >= REFRESH_MS;
@@ -337,8 +341,8 @@ impl SharedOrder {
         }
     }
 
-    /// Passes the turn on. Returns the VM to wake, and marks it as woken. Returns `None` if that VM
-    /// was woken already, or if no other VM has a request to try.
+    /// Passes the turn on. Returns the VM to wake, and records that this VM was woken. Returns
+    /// `None` if that VM was woken already, or if no other VM has a request to try.
     fn pass_on(&mut self, vm: u64, now: Timestamp) -> Option<u64> {
         let (_, next) = self.smallest(vm, now)?;
         let row = self
@@ -354,7 +358,7 @@ impl SharedOrder {
 // === impl BandService ===
 
 impl BandService {
-    /// Returns the account of a flow, if the order has one.
+    /// Returns the account of a flow, if the order has an account for the flow.
     pub fn flow(&self, id: u64) -> Option<FlowAccount> {
         self.flows
             .iter()
@@ -362,7 +366,7 @@ impl BandService {
             .map(|(_, account)| *account)
     }
 
-    /// Returns the account that a flow has if the order has none for it.
+    /// Returns the account of a flow for which the order has no account.
     pub fn idle_flow(&self) -> FlowAccount {
         FlowAccount {
             start: self.account.virtual_time,
@@ -377,7 +381,8 @@ impl BandService {
         }
     }
 
-    /// Removes flows whose accounts have no effect any more, and those beyond [`SHARED_FLOWS_MAX`].
+    /// Removes flows whose accounts have no effect any more, and further flows until at most
+    /// [`SHARED_FLOWS_MAX`] are left.
     pub fn trim(&mut self) {
         let idle = self.account.virtual_time;
         let is_owed = |start: f64| start < idle && start > idle - OWED_TOKENS_MAX;
@@ -385,7 +390,8 @@ impl BandService {
             flow.start > idle || is_owed(flow.start) || flow.turn > 0 || flow.attained > 0.0
         });
         while self.flows.len() > SHARED_FLOWS_MAX {
-            // A sort would be the largest function of this file.
+            // The code does not sort, because the compiled sort would be the largest function of
+            // this file.
             let flows = self.flows.iter().enumerate();
             let least = flows.min_by(|(_, (_, a)), (_, (_, b))| {
                 a.turn.cmp(&b.turn).then(a.start.total_cmp(&b.start))

@@ -1,24 +1,27 @@
-//! The settings of flow control as the configuration gives them. Policies are given by name.
+//! The settings of flow control as the configuration gives them. The settings refer to policies by
+//! name.
 
 use crate::plugin::{InvalidParameter, Parameter, Parameters};
 
-/// The names of the policies for bands and pools that do not name one.
+/// The fairness policy of bands that do not name a fairness policy. The constants below are the
+/// default ordering policy of bands, and the default usage limit policy of pools.
 pub(crate) const FAIRNESS_DEFAULT: &str = "token-fairness-policy";
 pub(crate) const ORDERING_DEFAULT: &str = "fcfs-ordering-policy";
 pub(crate) const USAGE_LIMIT_DEFAULT: &str = "static-usage-limit-policy";
 
-/// The maximum number of bands of a configuration. Each time a queued request is sent, all bands
-/// are searched.
+/// The maximum number of bands of a configuration. The number is limited, because all bands are
+/// searched each time a queued request is sent.
 const BANDS_MAX: usize = 32;
 
-/// The default limits for the requests and bytes that a band holds. They are llm-d's defaults.
+/// The default limit of the number of requests that a band holds. [`BAND_BYTES`] is the default
+/// limit of their bytes. Both are llm-d's defaults.
 const BAND_REQUESTS: f64 = 5_000.0;
 const BAND_BYTES: f64 = 1e9;
 
-/// The maximum TTL, in ms: one day, which is more than any proxy waits.
+/// The maximum TTL, in ms: one day, longer than a proxy waits.
 const TTL_MS_MAX: f64 = 86_400_000.0;
 
-/// The longest wait of a request by default, in ms. It is llm-d's default.
+/// The default of the maximum wait of a request, in ms, which is llm-d's default.
 const TTL_MS: f64 = 60_000.0;
 
 pub(super) const SECTION: &[Parameter] = &[
@@ -59,19 +62,20 @@ const BAND: &[Parameter] = &[
     Parameter::text("ordering", ORDERING_DEFAULT, "ordering policy"),
 ];
 
-/// The section `flowControl` as the configuration gives it. Policies are given by name.
+/// The section `flowControl` as the configuration gives it. The section refers to policies by name.
 #[derive(Debug)]
 pub struct FlowSettings {
     pub(super) max_requests: u64,
     pub(super) max_bytes: u64,
     pub(super) ttl_ms: u64,
-    /// The longest wait while no endpoint is ready. With 0, such requests do not wait.
+    /// The maximum wait while no endpoint is ready, in ms. With 0, requests do not wait if no
+    /// endpoint is ready.
     pub(super) no_endpoint_ttl_ms: u64,
     pub(super) usage_limit: Box<str>,
     pub(super) minimum_share: f64,
     pub(super) eviction: bool,
-    /// The settings of bands that are not listed: first those of priority 0 and above, then those
-    /// below 0.
+    /// The settings of bands that are not in the list: first for priorities from 0 on, then for
+    /// priorities below 0.
     pub(super) templates: [BandSettings; 2],
     pub(super) bands: Vec<BandSettings>,
 }
@@ -81,7 +85,7 @@ pub(super) struct BandSettings {
     pub(super) priority: i32,
     pub(super) max_requests: u64,
     pub(super) max_bytes: u64,
-    /// The longest wait. `None` means the TTL of the section.
+    /// The maximum wait of the band's requests, in ms. `None` means the TTL of the section.
     pub(super) ttl_ms: Option<u64>,
     pub(super) fairness: Box<str>,
     pub(super) ordering: Box<str>,
@@ -90,18 +94,19 @@ pub(super) struct BandSettings {
 /// Reads a limit, and returns `zero` for the value 0.
 fn limit(parameters: &Parameters<'_>, name: &str, zero: f64) -> Result<u64, InvalidParameter> {
     let given = parameters.number(name, 0.0..=1e18)?;
-    // The number is at most 1e18, or an infinite `zero`, for which the cast saturates.
+    // The cast is safe: the number is at most 1e18, or an infinite `zero`, for which the cast
+    // saturates.
     let whole = (if given > 0.0 { given } else { zero }) as u64;
     Ok(whole)
 }
 
-/// Reads a TTL; 0 means no limit.
+/// Reads a TTL in ms; 0 means no limit.
 fn ttl(parameters: &Parameters<'_>, name: &str) -> Result<u64, InvalidParameter> {
     parameters.number(name, 0.0..=TTL_MS_MAX)?;
     limit(parameters, name, f64::INFINITY)
 }
 
-/// Reads the longest wait while no endpoint is ready; 0 means no wait.
+/// Reads the maximum wait while no endpoint is ready, in ms; 0 means no wait.
 fn no_endpoint_ttl(parameters: &Parameters<'_>) -> Result<u64, InvalidParameter> {
     parameters.number("noEndpointTtlMs", 0.0..=TTL_MS_MAX)?;
     limit(parameters, "noEndpointTtlMs", 0.0)
@@ -162,7 +167,7 @@ impl BandSettings {
         } else {
             Some(ttl(parameters, "ttlMs")?)
         };
-        // The priority is whole and within the range of i32.
+        // The cast changes nothing, because the priority is whole and within the range of i32.
         let priority = priority as i32;
         Ok(Self {
             priority,

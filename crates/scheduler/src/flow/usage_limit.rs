@@ -112,14 +112,15 @@ impl UsageLimitPolicy for SoftReflectiveCeiling {
 // === impl BandRank ===
 
 impl BandRank {
-    /// Returns 0 for the highest band and 1 for the lowest. The bands between are equally spaced.
-    // The casts are exact, because there are few bands.
+    /// Returns 0 for the highest band and 1 for the lowest. The numbers of the bands in between are
+    /// equally spaced.
+    // The casts are exact, because a pool has few bands.
     fn share_by_rank(self) -> f64 {
         share(self.higher as f64, self.bands.saturating_sub(1) as f64)
     }
 
-    /// Returns 0 for the highest band and 1 for the lowest. The bands between are spaced in
-    /// proportion to their priorities.
+    /// Returns 0 for the highest band and 1 for the lowest. The numbers of the bands in between are
+    /// in proportion to their priorities.
     fn share_by_value(self) -> f64 {
         let (own, highest, lowest) = self.priorities;
         share(
@@ -208,8 +209,8 @@ mod tests {
         );
     }
 
-    /// At a saturation of 0.8, the middle of three bands has a ceiling of 0.6 and the lowest one of
-    /// 0.2. Of each four checks, one lets both pass.
+    /// Checks three bands at a saturation of 0.8, where the middle band has a ceiling of 0.6 and
+    /// the lowest band a ceiling of 0.2. One of every four checks lets requests of both bands pass.
     #[test]
     fn a_soft_ceiling_lets_every_few_requests_pass() {
         let at = |saturation, turn| ceilings_at(&REFLECTIVE, &[], &[100, 0, -10], saturation, turn);

@@ -1,10 +1,10 @@
-//! `data-parallel-profile-handler`: each rank of a model server is an endpoint with its own port,
-//! but all requests are sent to the port of one rank. The sidecar at that port forwards a request
-//! to the rank that a header names.
+//! `data-parallel-profile-handler`: each rank of a model server is an endpoint with a separate
+//! port, but all requests are sent to the port of one rank. The sidecar at that port forwards a
+//! request to the rank that a header names.
 //!
-//! The list has only one entry, because the header names one rank, and the primary port of another
-//! pod cannot reach that rank. If the primary port of the picked rank is not an allowed endpoint,
-//! the request is sent to the rank itself.
+//! The ranked list has only one endpoint, because the header names one rank, and the primary port
+//! of another pod cannot reach that rank. If the primary port of the picked rank is not an allowed
+//! endpoint, the request is sent to the rank itself.
 
 use std::net::SocketAddr;
 

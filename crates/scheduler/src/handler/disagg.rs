@@ -1,11 +1,11 @@
-//! `disagg-profile-handler`: one model server decodes. If a decider says so, another one prefills
-//! before, and others encode before that.
+//! `disagg-profile-handler`: one model server decodes. If a decider demands it, a second server
+//! runs the prefill first, and further servers encode media before the prefill.
 //!
-//! The decode server is picked first, because the proxy sends the request to it. The sidecar of the
-//! decode server calls the other servers, which are named in headers. A stage runs at the endpoint
-//! of the next stage in three cases: the stage's decider decides against another endpoint, its
-//! profile leaves no endpoint, or its profile picks that endpoint. So a request never fails for
-//! lack of a prefill server.
+//! The decode server is picked first, because the proxy sends the request to this server. The
+//! sidecar of the decode server calls the other servers, which are named in headers. A stage runs
+//! at the endpoint of the next stage in three cases: the stage's decider decides against another
+//! endpoint, its profile leaves no endpoint, or its profile picks the endpoint of the next stage.
+//! So a request never fails for lack of a prefill server.
 
 use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;
@@ -56,7 +56,7 @@ struct DisaggProfileHandler {
     encode: Option<RemoteStage>,
 }
 
-/// A stage that may run on another endpoint.
+/// A stage that may run on another endpoint than the next stage.
 #[derive(Debug)]
 struct RemoteStage {
     profile: Box<str>,
@@ -91,8 +91,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl RemoteStage {
-    /// Returns the endpoints that the stage's profile picks, without `next`. Empty if the decider
-    /// wants the stage to run at `next`.
+    /// Returns the endpoints that the stage's profile picks, without `next`. The list is empty if
+    /// the decider wants the stage to run at `next`.
     fn picked(
         &self,
         run: &mut SchedulingRun<'_>,

@@ -1,5 +1,5 @@
-//! `header-profile-handler`: a request header names the profile. It is for a coordinator that sends
-//! the stages of a request (such as prefill and decode) one after another.
+//! `header-profile-handler`: a request header names the profile. This handler is for a coordinator
+//! that sends the stages of a request (such as prefill and decode) one after another.
 
 use crate::decision::{Decision, Route};
 use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};

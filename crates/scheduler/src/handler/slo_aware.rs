@@ -1,5 +1,5 @@
-//! `slo-aware-profile-handler`: requests with a header that asks for it are scheduled by their
-//! SLOs, other requests as usual.
+//! `slo-aware-profile-handler`: requests with a header that asks for scheduling by SLOs run the SLO
+//! profile, and other requests run the default profile.
 //!
 //! | prediction | SLO | header | runs |
 //! |---|---|---|---|

@@ -4,40 +4,42 @@ use crate::slo::Slo;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointLoad {
-    /// Requests that were picked and have not ended.
+    /// The number of requests that were sent to the endpoint and have not ended.
     pub requests: u32,
-    /// Uncached prompt tokens of requests without a first token. If configured, the expected output
-    /// of all requests is added.
+    /// The uncached prompt tokens of requests without a first token. If configured, the expected
+    /// output of all requests is added.
     pub prefill_tokens: u64,
-    /// Tokens of requests that decode: their prompts, and their output after the first token.
+    /// The tokens of requests that decode: the prompts of these requests, and their output after
+    /// the first token.
     pub decode_tokens: u64,
-    /// The prompts of requests without a first token.
+    /// The sums over the prompts of requests without a first token.
     pub prefills: PendingPrefills,
-    /// The lowest TTFT SLO of requests without a first token, µs; `None` when none has one.
+    /// The lowest TTFT SLO of requests without a first token, in µs; `None` if no such request has
+    /// a TTFT SLO.
     pub ttft_slo_us: Option<u32>,
-    /// The lowest TPOT SLO of all requests, even of those without a first token, in µs per token.
-    /// `None` when none has one.
+    /// The lowest TPOT SLO of all requests, even of those without a first token, in µs per token;
+    /// `None` if no request has a TPOT SLO.
     pub tpot_slo_us: Option<u32>,
 }
 
-/// Sums over the prompts that wait for their prefill or are in it. A linear step model computes
-/// their time from these sums.
+/// Sums over the prompts whose prefill waits or runs. A linear step model computes the time of
+/// these prefills from the sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingPrefills {
     /// The number of prompts with uncached tokens.
     pub prompts: u32,
-    /// The tokens of all these prompts, cached or not.
+    /// The number of tokens of all prompts with uncached tokens, including their cached tokens.
     pub prompt_tokens: u64,
-    /// The uncached tokens of these prompts, as estimated.
+    /// The estimated number of uncached tokens of these prompts.
     pub uncached_tokens: u64,
-    /// The attention of these prompts: for a prompt of n tokens, u of them uncached, n^2 - (n -
-    /// u)^2, in units of [`ATTENTION_UNIT`].
+    /// The attention of these prompts, in units of [`ATTENTION_UNIT`]. A prompt of n tokens, of
+    /// which u are uncached, has the attention n^2 - (n - u)^2.
     pub attention: u64,
 }
 
-/// Pairs of tokens in one unit of [`PendingPrefills::attention`]. One unit is the attention of a
-/// prompt of 256 tokens, a fraction of a millisecond. In this unit, thousands of the longest
-/// prompts fit into 32 bits on the wire.
+/// The number of pairs of tokens in one unit of [`PendingPrefills::attention`]. One unit is the
+/// attention of a prompt of 256 tokens, which takes a fraction of a millisecond. In this unit,
+/// thousands of the longest prompts fit into 32 bits on the wire.
 pub const ATTENTION_UNIT: u64 = 65_536;
 
 pub(super) const NOTHING: EndpointLoad = EndpointLoad {
@@ -77,7 +79,7 @@ impl EndpointLoad {
 // === impl PendingPrefills ===
 
 impl PendingPrefills {
-    /// Returns the prefill of one prompt. `uncached_tokens` above `prompt_tokens` counts as
+    /// Returns the sums for one prompt. `uncached_tokens` above `prompt_tokens` counts as
     /// `prompt_tokens`.
     #[must_use]
     pub fn from_tokens(prompt_tokens: u32, uncached_tokens: u32) -> Self {
@@ -139,7 +141,7 @@ impl EndpointLoad {
         }
     }
 
-    /// Returns `count` times this load. The SLOs stay.
+    /// Returns `count` times this load, with the same SLOs.
     #[must_use]
     pub fn times(self, count: u32) -> Self {
         Self {

@@ -1,13 +1,13 @@
 //! The last pick of each endpoint, as a number that grows with every pick. Among endpoints with
-//! equal costs, the one that was picked least recently is best.
+//! equal costs, the endpoint that was picked least recently is best.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
-/// The last picks by slot, up to the highest slot picked.
+/// The numbers of the last picks by slot, up to the highest slot that was picked.
 #[derive(Debug, Default)]
 pub(super) struct LastPicks {
     rows: Vec<(Generation, u64)>,
-    /// The number of the last pick.
+    /// The number of the last pick of all endpoints.
     picks: u64,
 }
 

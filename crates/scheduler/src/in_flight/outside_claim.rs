@@ -2,82 +2,89 @@
 //! itself shows.
 //!
 //! The scrape of an endpoint counts the requests of all proxies. The claims that other proxies send
-//! are newer, so they are counted in full until a scrape could have shown them. A claim that
-//! scrapes do not confirm is *refuted*. Then the load of the other proxies counts as at most what
-//! the scrape shows beyond this process's own load. So a proxy that lies, or repeats old reports or
-//! those of others, can make an endpoint seem busy for some seconds, but not permanently.
+//! are newer, so a claim is counted in full until a scrape could have shown the claimed requests. A
+//! claim that scrapes do not confirm is *refuted*. After that, at most the load that the scrape
+//! shows beyond the load of this process is counted for the other proxies. So a proxy that sends
+//! false reports, or repeats old reports or those of others, can make an endpoint seem busy for a
+//! few seconds, but not permanently.
 //!
-//! The test compares averages, because a scrape is a sample: requests begin and end between two
+//! The comparison uses averages, because a scrape is a sample: requests begin and end between two
 //! scrapes. The difference between the claim and [`TIMES_SHOWN`] times the shown load is added up
-//! over time, as a share of the largest recent claim or shown load. That sum is the time for which
-//! the claim was unconfirmed. An honest claim is confirmed by the next scrape, and its sum falls
-//! again.
+//! over time, as a share of the largest recent claim or shown load. The sum of these differences is
+//! the time for which the claim was unconfirmed. The next scrape confirms an honest claim, and the
+//! sum falls again.
 
 use super::{ATTENTION_UNIT, EndpointLoad, InFlight, PendingPrefills};
 use crate::endpoint::EndpointRef;
 use crate::metrics::EndpointMetrics;
 use crate::slo::Slo;
 
-/// The load that others claim may be this many times the load that a scrape shows beyond that of
-/// this process, because requests are on their way and the scrape is some time old. With lies of
-/// this size, endpoints with equal load seem to differ by less than a third.
+/// The maximum of the load that other proxies claim, as a multiple of the load that a scrape shows
+/// beyond that of this process. The claim may be larger than the shown load, because requests are
+/// on their way and the scrape is a little older. If claims are false by this factor, the loads of
+/// equally loaded endpoints seem to differ by less than a third.
 const TIMES_SHOWN: f32 = 1.5;
 
-/// The maximum number of requests beyond [`TIMES_SHOWN`] that are believed before a scrape shows
-/// them. An engine runs this many at once by default, so an endpoint with more is full anyway.
+/// The maximum number of claimed requests beyond [`TIMES_SHOWN`] that are counted before a scrape
+/// shows these requests. By default, an engine runs this many requests at the same time, so an
+/// endpoint with more is full anyway.
 const UNSEEN_MAX: f32 = 256.0;
 
-/// The claimed requests may have this many times the tokens of usual ones on average. More tokens
-/// count as further requests. Prompts differ, so only sums over an endpoint are compared.
+/// The maximum of the tokens of a claimed request on average, as a multiple of the tokens of a
+/// usual request. More tokens count as further requests. The lengths of prompts differ, so only
+/// sums over an endpoint are compared.
 const TIMES_TOKENS: f32 = 4.0;
 
-/// The minimum number of tokens of a usual request. Fewer tokens cost little.
+/// The minimum number of tokens of a usual request. The minimum is this high, because fewer tokens
+/// cost an engine little.
 const TOKENS_MIN: f32 = 1_024.0;
 
-/// How long the largest recent claim or shown load is remembered, in µs: as long as some bursts.
+/// The time for which the largest recent claim or shown load is used, in µs: as long as several
+/// bursts.
 const LARGEST_US: f32 = 10_000_000.0;
 
 /// The minimum of the largest recent claim or shown load, in requests, because a single short
 /// request often lies between two scrapes.
 const LARGEST_MIN: f32 = 2.0;
 
-/// The minimum speed at which the unconfirmed time falls while the claim is confirmed, or there is
-/// none. After a lie that was refuted, claims are included in full again within 30 s.
+/// The minimum speed at which the unconfirmed time falls while scrapes confirm the claim, or other
+/// proxies claim nothing. Within 30 s after a false claim was refuted, claims are included in full
+/// again.
 const RECOVERY: f32 = 0.1;
 
-/// The longest time between two scrapes for which claims are compared, in µs. If it was longer,
-/// scrapes were lost, and the last claim may be too old.
+/// The longest time between two scrapes after which claims are compared, in µs. If the time was
+/// longer, scrapes were lost, and the last claim may be too old.
 const JUDGED_US_MAX: u64 = 500_000;
 
 /// The load that an endpoint shows in a scrape.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShownLoad {
-    /// Requests that run or wait at the endpoint.
+    /// The number of requests that run or wait at the endpoint.
     pub requests: f32,
-    /// The part of `requests` that waits.
+    /// The number of these `requests` that wait.
     pub waiting: f32,
-    /// The tokens of a usual request.
+    /// The number of tokens of a usual request.
     pub tokens: f32,
 }
 
-/// The claim that the other proxies make about one endpoint.
+/// The load that the other proxies claim to have at one endpoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OutsideClaim {
     claim: EndpointLoad,
     /// The part of the claim that is added to the load.
     counted: EndpointLoad,
-    /// The lowest SLOs that are claimed.
+    /// The lowest SLOs that the other proxies claim.
     pub(super) slo: Slo,
-    /// The load that the endpoint shows beyond that of this process; `None` if unknown.
+    /// The load that the endpoint shows beyond the load of this process; `None` if unknown.
     shown: Option<ShownLoad>,
     standing: ClaimStanding,
-    /// The claim summed over the time since the last comparison with a scrape, in requests times
+    /// The claim, summed over the time since the last comparison with a scrape, in requests times
     /// µs.
     sum: f32,
     /// The time up to which `sum` includes the claim.
     summed_us: u64,
     judged_us: u64,
-    /// The unconfirmed time, in µs: see the module.
+    /// The time for which the claim was unconfirmed, in µs: see the module.
     unconfirmed_us: f32,
     /// The largest recent claim or shown load, in requests.
     largest: f32,
@@ -109,7 +116,6 @@ impl InFlight {
         }
     }
 
-    /// Calls [`PeerLoads::outside_requests`](super::PeerLoads::outside_requests).
     pub fn outside_requests(&self) -> u64 {
         self.others.outside_requests()
     }
@@ -119,7 +125,8 @@ impl InFlight {
 
 impl ShownLoad {
     /// Returns the load in an endpoint's metrics; `None` if it is unknown. A usual request has as
-    /// many tokens as those that run there, or as `prompt_tokens` if that is more.
+    /// many tokens as the requests that run at the endpoint have on average, or `prompt_tokens` if
+    /// that is more.
     pub(super) fn from_metrics(metrics: &EndpointMetrics, prompt_tokens: f32) -> Option<Self> {
         let valid = |value: Option<f32>| value.filter(|value| value.is_finite() && *value >= 0.0);
         let running = valid(metrics.running_requests)?;
@@ -137,8 +144,8 @@ impl ShownLoad {
         })
     }
 
-    /// Returns the load beyond `own` requests, but at least half of it, because own requests may
-    /// still be on their way.
+    /// Returns the load beyond `own` requests of this process, but at least half of the shown load,
+    /// because the requests of this process may still be on their way.
     fn beside(self, own: u32) -> Self {
         let others = |shown: f32| (shown - own as f32).max(shown / 2.0);
         Self {
@@ -162,8 +169,8 @@ impl OutsideClaim {
         self.counted = self.limited();
     }
 
-    /// Records that nothing is claimed any more. The results of earlier comparisons with scrapes
-    /// stay.
+    /// Records that other proxies claim nothing any more. The results of earlier comparisons with
+    /// scrapes stay.
     pub(super) fn clear(&mut self) {
         self.claim = EndpointLoad::default();
         self.counted = EndpointLoad::default();
@@ -186,7 +193,8 @@ impl OutsideClaim {
         if shown.is_some() || self.standing == ClaimStanding::Believed {
             self.shown = shown.map(|shown| shown.beside(own));
         }
-        // A scrape that does not show this process's requests is too old, or counts something else.
+        // The scrape is used only if it shows the requests of this process: otherwise it is too
+        // old, or counts something else.
         let is_current = |shown: &ShownLoad| own as f32 <= TIMES_SHOWN * shown.requests + 1.0;
         if passed_us > 0.0
             && let Some(beside) = shown.filter(is_current).map(|shown| shown.beside(own))
@@ -224,7 +232,7 @@ impl OutsideClaim {
     }
 
     /// Returns the claim as a number of requests. A request with more tokens than usual counts as
-    /// several.
+    /// several requests.
     fn size(&self) -> f32 {
         let EndpointLoad {
             requests,
@@ -240,7 +248,7 @@ impl OutsideClaim {
         (requests.max(prefills.prompts) as f32).max(tokens as f32 / (TIMES_TOKENS * usual))
     }
 
-    /// The part of the claim that is added to the load.
+    /// Returns the part of the claim that is added to the load.
     fn limited(&self) -> EndpointLoad {
         let Some(shown) = self.shown else {
             return self.claim;
@@ -275,7 +283,7 @@ fn at_most(load: EndpointLoad, requests: f32, prompts: f32, tokens: f32) -> Endp
     let pending = (prompts * tokens) as u64;
     let prompt_tokens = prompt_tokens.min(pending);
     let uncached_tokens = uncached_tokens.min(prompt_tokens);
-    // For a given total of tokens, one prompt has the most attention.
+    // Of all ways to divide a total of tokens, a single prompt causes the most attention work.
     let attention_max = uncached_tokens
         .saturating_mul(2)
         .saturating_mul(prompt_tokens);

@@ -1,18 +1,19 @@
-//! The load of other workers of this process and of other proxies, as they reported it.
+//! The load of other workers of this process and of other proxies, as these workers and proxies
+//! reported it.
 //!
 //! Other VMs and proxies report rows with absolute numbers, each of one point in time. When a row
 //! replaces an older row, the table subtracts exactly the numbers of the older row. So the table is
 //! always the sum of the current rows: it counts nothing twice, and the next report corrects a lost
-//! report. Only current generations count. A minimum cannot be subtracted, so all SLOs are
-//! recomputed when any of them changes.
+//! report. Only rows of current generations count. An SLO in the sum is a minimum, which cannot be
+//! subtracted, so all SLOs are recomputed when one of them changes.
 //!
 //! The newest picks of other proxies are not reported yet. These proxies see the same pool, and
-//! pick in much the same way. So each pick of this VM also counts once for each of them, until
-//! their reports of that time must have arrived. In the simulation, load reports that are 100 ms
-//! old make latency worse, and these counts undo a part of the harm. With reports that are 10 ms
-//! old, they do no harm.
+//! pick in much the same way. So each pick of this VM also counts once for each other proxy, until
+//! the reports that those proxies sent at the time of the pick must have arrived. In the
+//! simulation, load reports that are 100 ms old make latency worse, and these counts undo a part of
+//! the harm. With reports that are 10 ms old, these counts do no harm.
 //!
-//! The load that other proxies report counts only as far as scrapes confirm it: see
+//! The load that other proxies report counts only as far as scrapes confirm this load: see
 //! [`super::outside_claim`].
 
 use std::collections::VecDeque;
@@ -22,31 +23,32 @@ use super::outside_claim::{OutsideClaim, ShownLoad};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use crate::slo::Slo;
 
-/// The maximum number of recent picks that count for others at once: 20 ms at 50,000 picks per
-/// second. If there are more, the oldest no longer count.
+/// The maximum number of recent picks that count for other proxies: the picks of 20 ms at 50,000
+/// picks per second. If more picks are recent, the oldest no longer count.
 const YOUNG_MAX: usize = 1_024;
 
-/// The load of the other workers and proxies, by endpoint. It has one writer, and reads are array
-/// look-ups.
+/// The load of the other workers and proxies, by endpoint. The table has one writer, and a read is
+/// an array look-up.
 #[derive(Debug, Default)]
 pub struct PeerLoads {
-    /// Loads by slot, up to the highest slot in use.
+    /// The sum of the loads at each endpoint, by slot, up to the highest slot in use.
     rows: Vec<Option<(Generation, EndpointLoad)>>,
-    /// The loads that other proxies claim, by slot. The part that is believed is in `rows`. Empty
-    /// if there are no other proxies.
+    /// The loads that other proxies claim, by slot. `rows` includes the part of each claim that
+    /// counts. The list is empty if other proxies have claimed nothing.
     claims: Vec<(Generation, OutsideClaim)>,
-    /// The number of other proxies for which each pick of this VM also counts, and for how long, in
-    /// µs.
+    /// The number of other proxies for which each pick of this VM also counts. `delay_us` says for
+    /// how long, in µs.
     stands_for: u32,
     delay_us: u64,
-    /// The time of each recent pick, its endpoint, and the load that it added; oldest first.
+    /// The recent picks, oldest first: the time of the pick, its endpoint, and the load that the
+    /// pick added.
     young: VecDeque<(u64, EndpointRef, EndpointLoad)>,
 }
 
 // === impl PeerLoads ===
 
 impl PeerLoads {
-    /// Starts with no load. From now on, only the loads of these generations are added up.
+    /// Removes all loads. From now on, only the loads of these generations are added up.
     pub fn start(&mut self, present: &[EndpointRef]) {
         self.rows.clear();
         self.young.clear();
@@ -62,13 +64,13 @@ impl PeerLoads {
                 *row = Some((endpoint.generation, EndpointLoad::default()));
             }
         }
-        // What comparisons with scrapes have shown about earlier claims stays.
+        // The results of comparing earlier claims with scrapes stay.
         for (_, claim) in &mut self.claims {
             claim.clear();
         }
     }
 
-    /// Adds `load` at `endpoint`. Does nothing if that generation is not current.
+    /// Adds `load` at `endpoint`. Does nothing if the generation of `endpoint` is not current.
     pub fn add(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *generation == endpoint.generation
@@ -77,7 +79,7 @@ impl PeerLoads {
         }
     }
 
-    /// Subtracts a load that [`Self::add`] added; the SLOs stay.
+    /// Subtracts a load that [`Self::add`] added, except its SLOs.
     pub fn subtract(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *generation == endpoint.generation
@@ -99,7 +101,7 @@ impl PeerLoads {
         }
     }
 
-    /// Replaces a load that other proxies claim to have at `endpoint`, like [`Self::replace`].
+    /// Replaces the load `was` that other proxies claim to have at `endpoint` by `is`.
     pub fn claim(
         &mut self,
         endpoint: EndpointRef,
@@ -129,8 +131,9 @@ impl PeerLoads {
         }
     }
 
-    /// Compares the claims from other proxies about `endpoint` with its new scrape, which shows
-    /// this load. The VM has `own` requests there. See [`OutsideClaim::judge`].
+    /// Compares the claims from other proxies about `endpoint` with the new scrape of `endpoint`,
+    /// which shows this load. This VM has `own` requests at the endpoint. See
+    /// [`OutsideClaim::judge`].
     pub(super) fn judge(
         &mut self,
         endpoint: EndpointRef,
@@ -152,13 +155,13 @@ impl PeerLoads {
         }
     }
 
-    /// Whether other proxies claim a load anywhere.
+    /// Whether other proxies have claimed a load at an endpoint.
     pub(super) fn has_claims(&self) -> bool {
         !self.claims.is_empty()
     }
 
     /// Adds SLOs that other proxies claim. These SLOs are used while requests from other proxies
-    /// are counted there.
+    /// are counted at `endpoint`.
     pub fn add_peer_slos(&mut self, endpoint: EndpointRef, slos: EndpointLoad) {
         if let Some((of, claim)) = self.claims.get_mut(usize::from(endpoint.slot.0))
             && *of == endpoint.generation
@@ -167,7 +170,8 @@ impl PeerLoads {
         }
     }
 
-    /// Replaces each SLO that other proxies claim by what `possible` returns for its endpoint.
+    /// Replaces each SLO that other proxies claim by the SLO that `possible` returns for its
+    /// endpoint.
     pub fn retain_peer_slos(&mut self, possible: impl Fn(EndpointRef, Slo) -> Slo) {
         for ((of, claim), slot) in self.claims.iter_mut().zip(0..) {
             if claim.slo.any() {
@@ -180,7 +184,7 @@ impl PeerLoads {
         }
     }
 
-    /// Returns the number of other proxies' requests in the believed part of their claims.
+    /// Returns the number of requests that count for other proxies, summed over all endpoints.
     pub fn outside_requests(&self) -> u64 {
         let counted = self.claims.iter().map(|(_, claim)| claim.counted());
         counted.map(|load| u64::from(load.requests)).sum()
@@ -198,8 +202,8 @@ impl PeerLoads {
     }
 
     /// Makes each pick of this VM also count for each of `proxies` other proxies, until it is
-    /// `delay_us` old. Stops counting picks that are older at `now_us`, on the clock of
-    /// [`Self::picked`].
+    /// `delay_us` old. Stops counting picks that are older at `now_us`. [`Self::picked`] must use
+    /// the same clock.
     pub fn stand_for(&mut self, proxies: u32, delay_us: u64, now_us: u64) {
         self.stands_for = proxies;
         self.delay_us = delay_us;
@@ -213,7 +217,7 @@ impl PeerLoads {
         }
     }
 
-    /// Whether picks of this VM also count for another proxy.
+    /// Whether picks of this VM also count for other proxies.
     pub fn picks_stand(&self) -> bool {
         self.stands_for > 0
     }

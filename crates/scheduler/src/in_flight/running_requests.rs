@@ -1,14 +1,15 @@
-//! The running requests with an SLO at each endpoint, the strictest SLO first. Each has its
+//! The running requests with an SLO at each endpoint, the strictest SLO first. Each request has its
 //! prediction and its measured latency.
 //!
-//! A request is in this queue of its endpoint from its pick to its end. The lowest SLOs of the
-//! queue are part of the endpoint's [`EndpointLoad`](super::EndpointLoad), which is reported to all
-//! workers and proxies.
+//! A request is in the queue of its endpoint from the pick to the end of the request. The lowest
+//! SLOs of the queue are part of the endpoint's [`EndpointLoad`](super::EndpointLoad), which is
+//! reported to all workers and proxies.
 
 use crate::latency::Prediction;
 use crate::slo::{Slo, TrackedSlo};
 
-/// The maximum number of measured TPOTs kept for each request. Only the newest are needed.
+/// The maximum number of measured TPOTs kept for each request. Only the newest measurements are
+/// needed.
 pub const MEASURED_MAX: usize = 8;
 
 /// One running request with an SLO.
@@ -16,21 +17,23 @@ pub const MEASURED_MAX: usize = 8;
 pub struct RunningRequest {
     /// The number of the request in this ledger.
     pub id: u64,
-    /// The request id that operators know; empty if there is none.
+    /// The request id that operators know; empty if the request has none.
     pub request_id: Box<str>,
     pub slo: Slo,
-    /// The prediction when the request was sent.
+    /// The prediction at the time when the request was sent.
     pub predicted: Option<Prediction>,
-    /// Measured TTFT, ms; `None` while the request waits for its first token.
+    /// The measured TTFT in ms; `None` while the request waits for its first token.
     pub ttft_ms: Option<f32>,
-    /// Measured times per token after the first, ms, oldest first, at most [`MEASURED_MAX`].
+    /// The measured times per token after the first token, in ms, oldest first. The list has at
+    /// most [`MEASURED_MAX`] times.
     pub tpots_ms: Vec<f32>,
-    /// The SLOs of the request that later picks have to respect.
+    /// The SLOs of the request that later picks have to respect: those that its endpoint could
+    /// meet.
     counts: Slo,
     waits: bool,
 }
 
-/// The key of a request in the queues, which does not depend on its endpoint.
+/// The key of a request in the queues. The key does not depend on the request's endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunningKey {
     pub(super) id: u64,
@@ -47,8 +50,8 @@ pub(super) struct RunningQueues {
 // === impl RunningRequest ===
 
 impl RunningRequest {
-    /// Returns the sort key: stricter SLOs come first, requests without an SLO last, and older
-    /// requests before younger ones.
+    /// Returns the sort key: requests with stricter SLOs come first, requests without an SLO last,
+    /// and older requests before younger requests.
     fn order(&self) -> (u32, u32, u64) {
         (
             self.slo.tpot_us.unwrap_or(u32::MAX),
@@ -57,8 +60,8 @@ impl RunningRequest {
         )
     }
 
-    /// Returns the SLOs that later picks have to respect. TTFT is among them only while the request
-    /// waits for its first token.
+    /// Returns the SLOs that later picks have to respect. The TTFT SLO is among these SLOs only
+    /// while the request waits for its first token.
     fn keeps(&self) -> Slo {
         Slo {
             ttft_us: self.counts.ttft_us.filter(|_| self.waits),
@@ -105,7 +108,7 @@ impl RunningQueues {
         }
     }
 
-    /// Removes a request; returns its request id.
+    /// Removes a request, and returns the request id that operators know.
     pub(super) fn remove(&mut self, slot: u16, id: u64) -> Box<str> {
         let Some(queue) = self.by_slot.get_mut(usize::from(slot)) else {
             return Box::default();
@@ -136,7 +139,7 @@ impl RunningQueues {
         }
     }
 
-    /// Empties the queue of a slot, because another generation starts there.
+    /// Empties the queue of a slot, because another generation starts at this slot.
     pub(super) fn clear(&mut self, slot: u16) {
         if let Some(queue) = self.by_slot.get_mut(usize::from(slot)) {
             queue.clear();
@@ -363,8 +366,8 @@ mod tests {
     }
 
     proptest! {
-        /// After any sequence of operations the lowest SLOs are those of the live requests; no
-        /// request is lost, and none stays.
+        /// Checks that after each sequence of operations, the lowest SLOs are those of the live
+        /// requests, that no live request is lost, and that no ended request stays.
         #[test]
         fn the_lowest_slos_are_those_of_live_requests(ops in prop::collection::vec(op(), 0..100)) {
             let mut ledger = InFlight::default();

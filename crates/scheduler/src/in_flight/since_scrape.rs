@@ -1,12 +1,13 @@
 //! The number of requests at an endpoint, from a scrape and the ledger together.
 //!
 //! A scrape includes requests that did not come through this proxy, but the scrape is old. The
-//! ledger is current, but has only the requests of this proxy. The sum of both would count the
-//! requests of this proxy twice. So the ledger's count is stored when a scrape arrives, and only
-//! the change since then (picks minus ends) is added to the scrape.
+//! ledger is current, but has only the requests of this proxy. The sum of the scrape and the ledger
+//! would count the requests of this proxy twice. So the ledger's count is stored when a scrape
+//! arrives, and only the change of the ledger since the scrape (picks minus ends) is added to the
+//! scrape.
 //!
-//! llm-d's scorers keep their formulas: they read either only the scrape or only the ledger, and do
-//! not use this module.
+//! The scorers of llm-d keep their formulas: they read either only the scrape or only the ledger,
+//! and do not use this module.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use crate::metrics::EndpointMetrics;
@@ -14,7 +15,7 @@ use crate::metrics::EndpointMetrics;
 /// The ledger's request counts when the last scrape arrived.
 #[derive(Debug, Default)]
 pub(super) struct ScrapeBaseline {
-    /// The counts by slot.
+    /// The ledger's request counts, by slot.
     rows: Vec<Option<BaselineRow>>,
 }
 
@@ -22,17 +23,17 @@ pub(super) struct ScrapeBaseline {
 struct BaselineRow {
     generation: Generation,
     requests: u32,
-    /// Whether the engine has ever reported a request. An engine that never did may leave out all
-    /// its requests.
+    /// Whether the engine has ever reported a request. An engine that has never reported one may
+    /// leave out all its requests.
     counts: bool,
 }
 
-/// The number of requests that an endpoint has now: the scraped ones (running and queued) plus the
-/// change of the ledger since (`now - then`). The result is never below the count in the ledger,
-/// because all of these requests are at the endpoint or on their way to it. Without a scrape, only
-/// the ledger counts.
+/// Returns the number of requests that an endpoint has now: the scraped requests (running and
+/// queued) plus the change of the ledger since the scrape (`now - then`). The result is never below
+/// the count in the ledger, because all requests in the ledger are at the endpoint or on their way
+/// to it. Without a scrape, only the ledger counts.
 ///
-/// Picks between the scrape and its arrival (some tens of ms) are missing, but nothing is counted
+/// Picks between the scrape and its arrival (a few tens of ms) are missing, but nothing is counted
 /// twice.
 #[must_use]
 // The casts are exact, because counts of requests stay far below 2^24.
@@ -47,7 +48,7 @@ pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
 
 impl ScrapeBaseline {
     /// Records the ledger's count for an endpoint whose new metrics arrived.
-    #[cold] // once a scrape
+    #[cold] // because it runs only once per scrape
     pub(super) fn note(&mut self, endpoint: EndpointRef, requests: u32, metrics: &EndpointMetrics) {
         let slot = usize::from(endpoint.slot.0);
         if slot >= ENDPOINTS_MAX {
@@ -187,8 +188,8 @@ mod tests {
     }
 
     proptest! {
-        /// For an engine that serves requests of this proxy and others, the count stays right
-        /// whatever starts and ends after a scrape.
+        /// Checks that the count for an engine that serves requests of this proxy and of others
+        /// stays right, whatever starts and ends after a scrape.
         #[test]
         fn nothing_is_counted_twice(ours in 0..50_u32, foreign in 0..50_u32, picks in 0..50_u32, ends in 0..50_u32) {
             let now = (ours + picks).saturating_sub(ends);

@@ -1,11 +1,11 @@
-//! Requests that have not ended but do not count as load, because their endpoint apparently no
-//! longer works on them.
+//! Requests that have not ended but do not count as load, because apparently their endpoint no
+//! longer works on these requests.
 
 use super::{InFlight, InFlightTicket, NOWHERE};
 use crate::endpoint::EndpointRef;
 use crate::metrics::EndpointMetrics;
 
-/// The number of suspended requests at each endpoint that has any.
+/// The number of suspended requests at each endpoint that has suspended requests.
 #[derive(Debug, Default)]
 pub(super) struct SuspendedCounts(Vec<(EndpointRef, u32)>);
 
@@ -31,7 +31,7 @@ impl SuspendedCounts {
 
 impl InFlight {
     /// Takes the request out of the load of its endpoint, until [`Self::resume`]. Returns false if
-    /// it is already suspended.
+    /// the request is already suspended.
     #[cold]
     pub fn suspend(&mut self, ticket: &mut InFlightTicket) -> bool {
         if ticket.suspended.is_some() {
@@ -48,8 +48,8 @@ impl InFlight {
         true
     }
 
-    /// Counts a suspended request again, because its endpoint does work on it. If the endpoint has
-    /// another generation now, no row counts the request.
+    /// Counts a suspended request again, because its endpoint works on it after all. If the
+    /// endpoint has another generation now, no row counts the request.
     #[cold]
     pub fn resume(&mut self, ticket: &mut InFlightTicket) {
         let Some(request_id) = ticket.suspended.take() else {
@@ -76,7 +76,7 @@ impl InFlight {
     }
 
     /// Returns how many of the requests in [`Self::load`] the engine's last report does not
-    /// include. 0 unless the engine reports both its running and its queued requests.
+    /// include. Returns 0 unless the engine reports both its running and its queued requests.
     #[cold]
     pub fn absent(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> u32 {
         let here = self.requests(endpoint).min(self.scraped.requests(endpoint));

@@ -18,7 +18,7 @@ fn load(requests: u32, prefill_tokens: u64, decode_tokens: u64) -> EndpointLoad 
     }
 }
 
-/// Returns the load without the pending prefills, which have their own test.
+/// Returns the load without the pending prefills, which a separate test checks.
 fn plain(load: EndpointLoad) -> EndpointLoad {
     EndpointLoad {
         prefills: NO_PREFILLS,
@@ -364,7 +364,7 @@ fn op() -> impl Strategy<Value = LedgerOp> {
     ]
 }
 
-/// A naive implementation for comparison: it sums the load of every live ticket from scratch.
+/// A naive implementation for comparison: it sums the loads of all live tickets at each call.
 /// `lives` has the current generation of each slot.
 fn sums(
     live: &[(InFlightTicket, EndpointRef, EndpointLoad)],
@@ -386,8 +386,8 @@ fn sums(
 }
 
 proptest! {
-    /// After any sequence of operations, rows are the sums of the live tickets of current
-    /// generations. In the end they are zero.
+    /// Checks that after each sequence of operations, rows are the sums of the live tickets of
+    /// current generations, and that all rows are zero in the end.
     #[test]
     fn rows_are_the_sum_of_live_tickets(ops in prop::collection::vec(op(), 0..120)) {
         let mut ledger = InFlight::default();
@@ -401,7 +401,8 @@ proptest! {
                 }
                 LedgerOp::Restart(slot) => {
                     lives[usize::from(slot)] += 1;
-                    // The first request of a new generation makes it known to the ledger.
+                    // The first request of a new generation makes the generation known to the
+                    // ledger.
                     let at = endpoint(slot, lives[usize::from(slot)]);
                     live.push((ledger.admit(at, 0), at, load(1, 0, 0)));
                 }
@@ -420,8 +421,8 @@ proptest! {
                 LedgerOp::Transfer(i, slot, late) if !live.is_empty() => {
                     let (ticket, at, _) = i.get_mut(&mut live);
                     let present = lives[usize::from(slot)];
-                    // A former generation is used only if the current one has load; an empty row
-                    // accepts any generation.
+                    // The ticket moves to a former generation only if the current generation has
+                    // load, because an empty row accepts every generation.
                     let busy = ledger.load(endpoint(slot, present)) != EndpointLoad::default() && *at != endpoint(slot, present);
                     *at = endpoint(slot, if late && busy && present > 1 { present - 1 } else { present });
                     ledger.transfer(ticket, *at);

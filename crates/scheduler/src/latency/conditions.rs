@@ -1,38 +1,39 @@
-//! The conditions of an endpoint and a request at the moment of a pick.
+//! The conditions at the moment of a pick: the load of an endpoint, and the size of a request.
 
 /// The largest valid condition. A larger number cannot be a count of requests or tokens. An `f32`
 /// is exact up to this number.
 const CONDITION_MAX: f32 = 16_777_216.0;
 
-/// The conditions of one endpoint and one request at the moment of a pick, as the proxy knew them.
-/// Counts do not include this request.
+/// The load of one endpoint and the size of one request at the moment of a pick, as the proxy knew
+/// them. The counts do not include this request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Conditions {
-    /// Requests waiting in the engine, as scraped; `None` if unknown.
+    /// The number of requests that wait in the engine, as scraped; `None` if it is unknown.
     pub queued: Option<f32>,
-    /// Requests running in the engine, as scraped; `None` if unknown.
+    /// The number of requests that the engine runs, as scraped; `None` if it is unknown.
     pub running: Option<f32>,
-    /// Requests in flight at the endpoint: the last scrape plus changes since then, or the
-    /// in-flight ledger alone.
+    /// The number of requests in flight at the endpoint: the last scrape plus the changes since
+    /// that scrape, or the in-flight ledger alone.
     pub requests: f32,
-    /// Uncached prompt tokens of requests without a first token yet, from the ledger.
+    /// The number of uncached prompt tokens of requests without a first token, from the ledger.
     pub prefill_tokens: f32,
-    /// Context tokens of requests past their first token, from the ledger.
+    /// The number of context tokens of requests that have their first token, from the ledger.
     pub context_tokens: f32,
-    /// Share of KV-cache blocks in use, 0 to 1, as scraped; `None` if unknown.
+    /// The share of KV-cache blocks in use, 0 to 1, as scraped; `None` if it is unknown.
     pub kv_utilization: Option<f32>,
-    /// Prompt tokens of this request.
+    /// The number of prompt tokens of this request.
     pub prompt_tokens: f32,
-    /// Prompt tokens estimated not to be cached at the endpoint; at most `prompt_tokens`.
+    /// The estimated number of prompt tokens that the endpoint has not cached; at most
+    /// `prompt_tokens`.
     pub uncached_tokens: f32,
 }
 
 // === impl Conditions ===
 
 impl Conditions {
-    /// Returns the conditions if every number is possible: finite and not negative, with shares of
-    /// at most 1, and no more uncached tokens than prompt tokens. Otherwise the sender is at fault,
-    /// and the result is `None`.
+    /// Returns the conditions if every number is possible: numbers are finite and not negative,
+    /// shares are at most 1, and there are no more uncached tokens than prompt tokens. Otherwise
+    /// returns `None`, because the sender has caused an error.
     #[must_use]
     pub fn checked(self) -> Option<Self> {
         let Self {

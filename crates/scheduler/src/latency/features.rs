@@ -2,7 +2,8 @@
 //!
 //! Features are plain counts and times, without logarithms. Latency is nearly linear in them,
 //! because each unit of queued work takes the same time, and the trees that correct the rest only
-//! compare numbers. So the only costly operation at a pick is one `exp` for each of the two times.
+//! compare numbers. So the only costly operation at a pick is one `exp` for TTFT and one `exp` for
+//! TPOT.
 
 use super::conditions::Conditions;
 use super::step::StepModel;
@@ -17,9 +18,10 @@ pub type Features = [f32; FEATURES_COUNT];
 #[derive(Clone, Copy, Debug)]
 pub struct Feature {
     pub name: &'static str,
-    /// The meaning of the feature, as printed in the documentation.
+    /// The meaning of the feature, as the documentation prints it.
     pub doc: &'static str,
-    /// A model predicts for values up to this limit, even if none was observed yet.
+    /// The value of the feature up to which a model predicts, even if the model has observed no
+    /// value up to this one yet.
     pub usual: f32,
 }
 
@@ -76,11 +78,11 @@ pub const FEATURES: [Feature; 10] = [
     },
 ];
 
-/// The number of inputs of the linear part of each of the two times.
+/// The number of terms in the weighted sum for TTFT, and in the weighted sum for TPOT.
 pub const TERMS: usize = 8;
 
-/// Returns the features under these conditions. Unknown values count as 0, except running requests,
-/// which the ledger also knows.
+/// Returns the features under these conditions. Unknown values count as 0. If the number of running
+/// requests is unknown, the ledger's number is used.
 #[must_use]
 pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
     let c = conditions;
@@ -99,7 +101,7 @@ pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
     ]
 }
 
-/// Returns the terms whose weighted sum is the TTFT. The weights are not negative.
+/// Returns the terms whose weighted sum is the TTFT. The weights of these terms are not negative.
 pub fn ttft_terms(x: &Features) -> [f32; TERMS] {
     let &[
         own,

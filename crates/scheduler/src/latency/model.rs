@@ -1,4 +1,4 @@
-//! The latency model by which a proxy predicts.
+//! The latency model with which a proxy predicts TTFT and TPOT.
 
 use std::ops::RangeInclusive;
 
@@ -14,15 +14,15 @@ use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 /// The minimum number of samples of TTFT, and of TPOT, that a model needs before it predicts.
 pub const SAMPLES_MIN: u32 = 64;
 
-/// A model extrapolates up to this many times the largest observed value of a feature. Beyond that
-/// it gives no prediction.
+/// The multiple of the largest observed value of a feature up to which a model extrapolates. Beyond
+/// this limit the model gives no prediction.
 pub const BEYOND_TIMES: f32 = 4.0;
 
 /// Predicts TTFT and TPOT. A model is immutable: later learning creates another model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyModel {
-    /// The step model for [`features()`]. In it all endpoints are equal; their differences are in
-    /// `offsets`.
+    /// The step model for [`features()`]. In this step model all endpoints are equal; the
+    /// differences between endpoints are in `offsets`.
     pub step: StepModel,
     pub ttft: TargetPredictor,
     pub tpot: TargetPredictor,
@@ -35,7 +35,7 @@ pub struct LatencyModel {
 /// The predictor of TTFT or of TPOT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetPredictor {
-    /// The number of requests that the model was learned from.
+    /// The number of requests from which the predictor was learned.
     pub samples: u32,
     pub shape: LatencyShape,
     pub spread: P90Spread,
@@ -73,17 +73,18 @@ const NOBODY: EndpointRef = EndpointRef {
 /// The first word of an encoded latency model, which names its layout.
 const LAYOUT: u32 = 0x4c33;
 
-/// The largest prediction, ms: a day. The limit keeps every result of later arithmetic finite.
+/// The largest prediction, in ms: a day. The limit keeps every result of later arithmetic finite.
 const MS_MAX: f32 = 86_400_000.0;
 
-/// Valid range of an endpoint's offset, as a logarithm: about 150 times as fast or slow.
+/// The valid range of an endpoint's offset, as a logarithm: from about 150 times as fast to about
+/// 150 times as slow.
 pub const OFFSETS: RangeInclusive<f32> = -5.0..=5.0;
 
 // === impl LatencyModel ===
 
 impl LatencyModel {
-    /// Returns a model that predicts the same for every request, for tests and for pools with fixed
-    /// times. A time that is not positive and finite becomes 1 ms.
+    /// Returns a model that predicts the same TTFT and TPOT for every request, for tests and for
+    /// pools with fixed times. A time that is not positive and finite becomes 1 ms.
     #[must_use]
     pub fn constant(ttft_ms: f32, tpot_ms: f32) -> Self {
         let head = |ms: f32| {
@@ -109,7 +110,7 @@ impl LatencyModel {
     }
 
     /// Returns the model with the factors of `endpoint` set: its TTFT and TPOT as multiples of the
-    /// other endpoints'.
+    /// TTFT and TPOT of the other endpoints.
     #[must_use]
     pub fn with_endpoint(self, endpoint: EndpointRef, ttft_factor: f32, tpot_factor: f32) -> Self {
         let offset = |factor: f32| libm::logf(factor).clamp(*OFFSETS.start(), *OFFSETS.end());
@@ -131,7 +132,7 @@ impl LatencyModel {
         }
     }
 
-    /// Predicts the latency of a request at `endpoint` under these conditions.
+    /// Predicts the latency of a request at `endpoint` under `conditions`.
     ///
     /// # Errors
     /// Returns [`NoPrediction`] if the model has too little data, or if a feature is out of range.
@@ -146,7 +147,7 @@ impl LatencyModel {
         self.say(endpoint, &x, ttft, tpot)
     }
 
-    /// Does [`Self::predict`] for many endpoints at once: `out` is cleared, and then has one entry
+    /// Does [`Self::predict`] for many endpoints together. Clears `out`, and adds one prediction
     /// for each of `rows`.
     pub fn predict_all(
         &self,
@@ -241,7 +242,8 @@ impl LatencyModel {
         &self.limits
     }
 
-    /// Returns the endpoints that are known to differ from the others, by slot.
+    /// Returns the endpoints whose TTFT or TPOT is known to differ from that of the other
+    /// endpoints, by slot.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointFactor> + '_ {
         let known = (0_u16..)
             .zip(&self.offsets)

@@ -3,13 +3,13 @@
 use super::Conditions;
 use crate::endpoint::EndpointRef;
 
-/// How a request ended.
+/// The way in which a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestEnd {
-    /// The last token was sent.
+    /// The request ended with its last token.
     Done,
-    /// The client disconnected before the last token. Its full latency is unknown, so the daemon
-    /// does not learn from it.
+    /// The client disconnected before the last token. The full latency is unknown, so the daemon
+    /// does not learn from the request.
     Aborted,
     /// The endpoint failed the request. A failure says nothing about the speed of the endpoint.
     Failed,
@@ -19,31 +19,32 @@ pub enum RequestEnd {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observation {
     pub endpoint: EndpointRef,
-    /// The conditions of that endpoint and this request at the pick.
+    /// The load of the endpoint and the size of the request at the pick.
     pub conditions: Conditions,
     pub ended: RequestEnd,
-    /// Time from sending the request to its first token, ms; `None` if the response was not
+    /// The time from sending the request to its first token, in ms; `None` if the response was not
     /// streamed.
     pub ttft_ms: Option<f32>,
-    /// Mean time per output token after the first token, ms. `None` if the response was not
+    /// The mean time per output token after the first token, in ms; `None` if the response was not
     /// streamed or had only one token.
     pub tpot_ms: Option<f32>,
-    /// Output tokens; `None` if unknown.
+    /// The number of output tokens; `None` if it is unknown.
     pub output_tokens: Option<u32>,
-    /// The first token as a sample of a prefill, if it can serve as one.
+    /// The first token as a sample of a prefill, if it can serve as a sample.
     pub first_token: Option<FirstToken>,
-    /// A gap of the token stream as a sample of a decode step, if there was one.
+    /// A gap of the token stream as a sample of a decode step, if the stream had a gap that can
+    /// serve as a sample.
     pub gap: Option<TokenGap>,
 }
 
-/// If the TTFT of a request exceeds its service time by more than this (in ms), the request waited
-/// for prefills of other requests.
+/// The difference, in ms, between the TTFT of a request and its service time above which the
+/// request waited for prefills of other requests.
 const QUEUED_MS: f32 = 0.5;
 
 impl Observation {
-    /// Whether this endpoint sent first tokens of other requests between the pick and this
-    /// request's first token. For a request that was not streamed: whether prompts waited for
-    /// prefill there at the pick.
+    /// Whether the request waited for prefills of other requests: its endpoint sent first tokens of
+    /// other requests between the pick and this request's first token. For a request that was not
+    /// streamed, returns whether prompts waited for prefill at the endpoint at the pick.
     pub fn queued(&self) -> bool {
         match (self.ttft_ms, self.first_token) {
             (Some(ttft_ms), Some(first)) => ttft_ms > first.service_ms + QUEUED_MS,
@@ -56,11 +57,11 @@ impl Observation {
 /// endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstToken {
-    /// Prompt tokens that were prefilled.
+    /// The number of prompt tokens that the endpoint computed.
     pub uncached_tokens: f32,
     pub prompt_tokens: f32,
     /// The time from the pick, or from the endpoint's previous first token if that was later, to
-    /// this first token, ms.
+    /// this first token, in ms.
     pub service_ms: f32,
 }
 
@@ -71,6 +72,6 @@ pub struct TokenGap {
     /// The number of requests that decode at the endpoint.
     pub batch: f32,
     pub context_tokens: f32,
-    /// The gap, ms per token.
+    /// The length of the gap, in ms per token.
     pub gap_ms: f32,
 }

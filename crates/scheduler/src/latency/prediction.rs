@@ -1,15 +1,15 @@
-//! The answer of a latency model: a prediction, or the reason why there is none.
+//! The answer of a latency model: a prediction, or the reason why the model gives no prediction.
 
 /// The latency that a request would see at an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// Median time to the first token (TTFT), ms.
+    /// The median time to the first token (TTFT), in ms.
     pub ttft_ms: f32,
-    /// Median time per output token after the first (TPOT), ms.
+    /// The median time per output token after the first token (TPOT), in ms.
     pub tpot_ms: f32,
-    /// The TTFT that nine of ten requests do not exceed, ms.
+    /// The TTFT that nine of ten requests do not exceed, in ms.
     pub ttft_p90_ms: f32,
-    /// The TPOT that nine of ten requests do not exceed, ms per token.
+    /// The TPOT that nine of ten requests do not exceed, in ms per token.
     pub tpot_p90_ms: f32,
 }
 
@@ -18,7 +18,7 @@ pub struct Prediction {
 pub enum NoPrediction {
     /// The model has learned from too few requests.
     TooLittleData,
-    /// The named feature is outside the range of the model's data.
+    /// The named feature of the request is outside the range of the model's data.
     OutsideRange(&'static str),
 }
 

@@ -1,10 +1,11 @@
 //! Computes TTFT or TPOT from the features, as a sum of terms that small trees correct.
 //!
-//! The terms follow the physics of an engine. Their weights are not negative, so more work never
-//! takes less time. The terms also extrapolate: a queue twice as long as any observed queue takes
-//! twice as long. The trees are oblivious: all nodes of a level have the same condition. So a tree
-//! takes three comparisons and one look-up, without a branch. The trees correct the logarithm of
-//! the time, within bounds, and equally everywhere outside the observed range.
+//! The terms follow the way in which an engine works. The weights of the terms are not negative, so
+//! more work never takes less time. The terms also extrapolate: the predicted time of a queue is
+//! proportional to its length, even if the queue is longer than every observed queue. The trees are
+//! oblivious: all nodes of a level have the same condition. So a tree takes three comparisons and
+//! one look-up, without a branch. The trees correct the logarithm of the time, within bounds, and
+//! the correction outside the observed range is constant.
 
 use std::ops::RangeInclusive;
 
@@ -20,13 +21,13 @@ pub(super) type FeatureColumns = [[f32; LANES]; FEATURES_COUNT];
 /// The depth of a tree, which is its number of conditions.
 pub const DEPTH: usize = 3;
 
-/// The maximum number of trees for each of the two times, which limits the work at a pick.
+/// The maximum number of trees for each of TTFT and TPOT, which limits the work at a pick.
 pub const TREES_MAX: usize = 8;
 
-/// The number of bins of predicted medians. Each bin has its own p90 factor.
+/// The number of bins of predicted medians. Each bin has a separate p90 factor.
 pub const BINS: usize = 8;
 
-/// The smallest prediction, ms.
+/// The smallest prediction, in ms.
 pub const MS_MIN: f32 = 0.01;
 
 /// The function from features to TTFT or TPOT.
@@ -36,12 +37,13 @@ pub struct LatencyShape {
     pub trees: Box<[DecisionTree]>,
 }
 
-/// Three conditions, and a correction of the logarithm for each of their eight combinations.
+/// Three conditions, and a correction of the logarithm of the time for each of the eight
+/// combinations of their results.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecisionTree {
     /// The feature of each condition.
     pub features: [u8; DEPTH],
-    /// Each condition holds if its feature is above its threshold.
+    /// The threshold of each condition: the condition holds if its feature is above the threshold.
     pub thresholds: [f32; DEPTH],
     pub leaves: [f32; 1 << DEPTH],
 }
@@ -50,11 +52,11 @@ pub struct DecisionTree {
 /// level.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct P90Spread {
-    /// The upper end of each bin except the last, ms.
+    /// The upper end of each bin except the last, in ms.
     pub ends: [f32; BINS - 1],
-    /// The factor on the median, by bin.
+    /// The factor by which the median is multiplied, by bin.
     pub factors: [f32; BINS],
-    /// The level that is added, ms.
+    /// The level that is added to the product, in ms.
     pub level: f32,
 }
 
@@ -67,7 +69,7 @@ pub const LEVELS: RangeInclusive<f32> = 0.0..=1e9;
 // === impl LatencyShape ===
 
 impl LatencyShape {
-    /// Returns the weighted sum of the terms, without trees, ms.
+    /// Returns the weighted sum of the terms, without the correction by the trees, in ms.
     pub fn base_ms(&self, terms: &[f32; TERMS]) -> f32 {
         terms
             .iter()
@@ -171,7 +173,7 @@ impl P90Spread {
         ms * self.factor(ms) + self.level
     }
 
-    /// Returns the factor on a median of `ms`.
+    /// Returns the factor by which a median of `ms` is multiplied.
     fn factor(&self, ms: f32) -> f32 {
         let bin: usize = self.ends.iter().map(|end| usize::from(ms > *end)).sum();
         self.factors.get(bin).copied().unwrap_or(1.0)

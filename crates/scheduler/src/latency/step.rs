@@ -1,9 +1,10 @@
-//! The cost of an engine's steps: prefill and decode.
+//! The model of the time that an engine takes for its steps: prefill and decode.
 //!
 //! For `n` prompt tokens with `u` uncached tokens, a prefill takes `c0 + c1 u + c2 (n² - (n-u)²)`
-//! ms: a constant, the work for each uncached token, and the attention of each uncached token to
-//! all tokens before it. A decode step of a batch of `B` requests with `K` context tokens takes `e0
-//! + e1 B + e2 K` ms. Each time is multiplied by the relative speed of the endpoint.
+//! ms: a constant, the time for each uncached token, and the time for the attention of each
+//! uncached token to all tokens before it. A decode step of a batch of `B` requests with `K`
+//! context tokens takes `e0 + e1 B + e2 K` ms. Each time is multiplied by the relative speed of the
+//! endpoint.
 
 use std::ops::RangeInclusive;
 
@@ -11,22 +12,22 @@ use super::words::{InvalidModel, WordReader, put};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use crate::in_flight::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
 
-/// The cost of the steps of a pool's engines, in ms. The default is rough, and the learner corrects
-/// it within some tens of requests.
+/// The cost of the steps of a pool's engines, in ms. The default model is rough, and the learner
+/// corrects it within a few tens of requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepModel {
-    /// `c0`, `c1`, `c2` of a prefill.
+    /// The coefficients `c0`, `c1`, `c2` of a prefill.
     prefill: [f32; 3],
-    /// `e0`, `e1`, `e2` of a decode step.
+    /// The coefficients `e0`, `e1`, `e2` of a decode step.
     decode: [f32; 3],
-    /// Mean output tokens of a request.
+    /// The mean number of output tokens of a request.
     output_tokens: f32,
     /// The relative speeds of endpoints, by slot.
     speeds: Box<[EndpointSpeed]>,
 }
 
-/// The relative speeds of one endpoint: its times as multiples of the pool's. A value above 1 is
-/// slower.
+/// The relative speeds of one endpoint: the times of this endpoint as multiples of an average
+/// endpoint's times. A value above 1 is slower.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct EndpointSpeed {
     generation: Generation,
@@ -34,20 +35,22 @@ struct EndpointSpeed {
     decode: f32,
 }
 
-/// A pool starts with these numbers. They fit no machine exactly, so nothing may depend on them.
-/// Source: the simulations in which the default policy was tuned.
+/// The coefficients of a prefill with which a pool starts. The coefficients come from the
+/// simulations in which the default policy was tuned. No machine has exactly these coefficients, so
+/// no code may depend on them.
 const PREFILL_PRIOR: [f32; 3] = [10.0, 0.05, 1e-6];
 const DECODE_PRIOR: [f32; 3] = [11.0, 0.025, 8e-5];
 const OUTPUT_TOKENS_PRIOR: f32 = 200.0;
 
-/// Valid range of a coefficient, ms: no engine takes ten seconds for one token.
+/// The valid range of a coefficient, in ms: no engine takes ten seconds for one token.
 const COEFFICIENTS: RangeInclusive<f32> = 0.0..=10_000.0;
 
-/// Valid range of the mean output, tokens.
+/// The valid range of the mean output, in tokens.
 pub const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
 
-/// Valid range of a relative speed. No accelerator is outside. A wrong speed must not make an
-/// endpoint attract all requests, or never get one again.
+/// The valid range of a relative speed. No accelerator is outside this range. The range is limited
+/// because a wrong speed must not make an endpoint attract all requests, or never get a request
+/// again.
 pub const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
 
 const AVERAGE: EndpointSpeed = EndpointSpeed {
@@ -87,8 +90,8 @@ impl StepModel {
         }
     }
 
-    /// Returns the model with the relative speeds of `endpoint` set: its times as a multiple of an
-    /// average endpoint's. A value below 1 is faster.
+    /// Returns the model with the relative speeds of `endpoint` set: its times as multiples of an
+    /// average endpoint's times. A value below 1 is faster.
     #[must_use]
     pub fn with_speed(self, endpoint: EndpointRef, prefill: f32, decode: f32) -> Self {
         let slot = usize::from(endpoint.slot.0);
@@ -119,14 +122,15 @@ impl StepModel {
         }
     }
 
-    /// Returns the time of a prefill of `uncached` of `prompt` tokens at an average endpoint, ms.
+    /// Returns the time of a prefill of `uncached` of `prompt` tokens at an average endpoint, in
+    /// ms.
     pub fn prefill_ms(&self, uncached: f32, prompt: f32) -> f32 {
         let [c0, c1, c2] = self.prefill;
         c0 + uncached * (c1 + c2 * (prompt + prompt - uncached))
     }
 
     /// Returns the time of a decode step of `batch` requests with `context_tokens` in total at an
-    /// average endpoint, ms.
+    /// average endpoint, in ms.
     pub fn decode_ms(&self, batch: f32, context_tokens: f32) -> f32 {
         let [e0, e1, e2] = self.decode;
         e0 + e1 * batch + e2 * context_tokens
@@ -134,8 +138,8 @@ impl StepModel {
 
     /// Returns the time to the first token and the time to the last of `output` tokens, in ms, for
     /// a request with `prompt` tokens at `endpoint`, which already has `load`. `uncached` of the
-    /// prompt tokens are not cached there.
-    // A time is known to at most seven digits.
+    /// prompt tokens are not cached at `endpoint`.
+    // The casts to f32 are exact enough, because a time is known to at most seven digits.
     pub fn expected_ms(
         &self,
         endpoint: EndpointRef,
@@ -155,9 +159,9 @@ impl StepModel {
         (first_token, first_token + decode_speed * step * output)
     }
 
-    /// Returns the time in which an average endpoint computes its waiting prompts, ms. Prompts are
-    /// computed together in steps, so the constant `c0` is left out.
-    // A time is known to at most seven digits.
+    /// Returns the time in which an average endpoint computes its waiting prompts, in ms. Leaves
+    /// out the constant `c0`, because an engine computes several prompts in one step.
+    // The casts to f32 are exact enough, because a time is known to at most seven digits.
     pub fn backlog_ms(&self, pending: &PendingPrefills) -> f32 {
         let [_, per_token, per_pair] = self.prefill;
         per_token * pending.uncached_tokens as f32

@@ -1,8 +1,8 @@
-//! Models as 32-bit words, as sent to proxies and written to files. One reader checks every number,
+//! The encoding of models as 32-bit words, for proxies and files. The reader checks every number,
 //! so that no impossible number is accepted.
 //!
 //! The layout is not in the crate `proto`, because reading a model also checks its private fields.
-//! `proto` has golden files with the words of both models.
+//! The crate `proto` has golden files with the words of both models.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -11,10 +11,11 @@ use std::ops::RangeInclusive;
 /// to every proxy.
 pub const WORDS_MAX: usize = 16_384;
 
-/// The reason why words are not a valid model. The sender is at fault, so a retry would fail too.
+/// The reason why words are not a valid model. The sender has caused the error, so a retry would
+/// fail too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidModel {
-    /// More than [`WORDS_MAX`] words.
+    /// The model has more than [`WORDS_MAX`] words.
     TooLong(usize),
     /// The number of words does not match the layout.
     Length(usize),
@@ -24,7 +25,7 @@ pub enum InvalidModel {
     Word(usize),
 }
 
-/// Reads words in order.
+/// A reader of the words of a model, in order.
 pub(super) struct WordReader<'w> {
     words: &'w [u32],
     at: usize,
@@ -48,7 +49,7 @@ impl<'w> WordReader<'w> {
         self.at >= self.words.len()
     }
 
-    /// Returns the next word, unchecked.
+    /// Returns the next word without a check.
     pub(super) fn word(&mut self) -> Result<u32, InvalidModel> {
         let word = self
             .words

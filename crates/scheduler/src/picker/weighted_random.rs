@@ -32,7 +32,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl Picker for WeightedRandomPicker {
     fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList> {
-        // ln(U) / w has the same order as U^(1/w), and does not underflow for small weights.
+        // The key is ln(U) / w. This key has the same order as U^(1/w), and does not underflow for
+        // small weights.
         rank(candidates, max, rng, |weight, rng| {
             if weight > 0.0 {
                 libm::logf(rng.open01()) / weight

@@ -9,7 +9,7 @@ use crate::plugin_type::Plugin;
 use crate::run::Profile;
 use crate::settings::ProducerSetting;
 
-/// Builds a profile from the plugins it names.
+/// Builds a profile from the plugins that it names.
 pub(super) fn build(
     profile: &ProfileSpec,
     pipeline: &PipelineSpec,
@@ -62,8 +62,8 @@ pub(super) fn build(
                 built.listed =
                     picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
             }
-            // In llm-d's configuration files, profiles also name these plugins, which need no place
-            // in a profile.
+            // These plugins are ignored: in llm-d's configuration files, profiles also name these
+            // plugins, but they have no effect in a profile.
             Plugin::Producer(ProducerSetting::Latency(_) | ProducerSetting::Tracker) => {}
             _ => return Err(no_such("filter, scorer or picker", &part.name, &by())),
         }
@@ -86,7 +86,7 @@ impl ProfilePlugin {
                 plugin: self.name.clone(),
             });
         }
-        // An f32 has enough digits for a weight.
+        // The cast is precise enough, because an f32 has enough digits for a weight.
         let weight = self.weight as f32;
         Ok(weight)
     }

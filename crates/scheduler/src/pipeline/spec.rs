@@ -1,4 +1,4 @@
-//! A pipeline as configured, and the reasons to refuse one.
+//! The configuration of a pipeline, and the reasons to refuse a pipeline.
 
 use std::fmt;
 
@@ -9,15 +9,18 @@ use crate::registry::{PLUGINS, Plugin, lookup};
 /// A pipeline as plain data, in the order of the configuration file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineSpec {
-    /// Every plugin declared. Names are unique.
+    /// The declared plugins. The names of plugins are unique.
     pub plugins: Vec<PluginSpec>,
-    /// The profiles of the pipeline. There is at least one, and names are unique.
+    /// The profiles of the pipeline. A pipeline has at least one profile, and the names of profiles
+    /// are unique.
     pub profiles: Vec<ProfileSpec>,
-    /// Name of the profile handler; empty means single-profile-handler.
+    /// The name of the profile handler; an empty name means single-profile-handler.
     pub profile_handler: String,
-    /// Name of the saturation detector; empty means utilization-detector with its defaults.
+    /// The name of the saturation detector; an empty name means utilization-detector with its
+    /// defaults.
     pub saturation_detector: String,
-    /// Length of the ranked list if a picker does not set it, 1 to [`crate::RANKED_MAX`].
+    /// The length of the ranked list if a picker does not set the length, from 1 to
+    /// [`crate::RANKED_MAX`].
     pub ranked_max: u32,
     /// Whether latency is predicted. Without predictions, SLOs and the plugins that use SLOs have
     /// no effect.
@@ -29,12 +32,12 @@ pub struct PipelineSpec {
 pub struct PluginSpec {
     /// The `type` of the plugin: a row of [`crate::registry::PLUGINS`].
     pub plugin_type: String,
-    /// The name that profiles and `explain` use; empty means the type.
+    /// The name that profiles and `explain` use; an empty name means the type.
     pub name: String,
     pub parameters: Vec<(String, ParameterValue)>,
 }
 
-/// Filters, weighted scorers and a picker, run one after another.
+/// A profile: filters, weighted scorers and a picker, which run one after another.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProfileSpec {
     pub name: String,
@@ -47,14 +50,14 @@ pub struct ProfileSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfilePlugin {
     pub name: String,
-    /// Weight of a scorer, 0 or more; ignored for other plugins.
+    /// The weight of a scorer, 0 or more; ignored for other plugins.
     pub weight: f64,
 }
 
-/// The reason why a pipeline was refused. It is refused until the configuration changes.
+/// The reason why a pipeline was refused. The pipeline is refused until the configuration changes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidPipeline {
-    /// There is no such plugin type.
+    /// The registry has no plugin type with this name.
     UnknownPlugin(String),
     /// A parameter of the named plugin is invalid.
     Parameter {
@@ -73,13 +76,13 @@ pub enum InvalidPipeline {
     Duplicate(String),
     /// The configuration refers to a plugin or profile that does not exist.
     NoSuch {
-        /// The kind of plugin or profile: `plugin`, `profile`, `decider` ...
+        /// The kind of the missing item, such as `plugin`, `profile` or `decider`.
         kind: &'static str,
         name: String,
         /// The part of the configuration that refers to the name.
         by: String,
     },
-    /// The pipeline has this many profiles, but its handler needs exactly one.
+    /// The pipeline has this many profiles, but its handler needs exactly one profile.
     NotOneProfile(usize),
     /// `ranked_max` is not in 1..=[`crate::RANKED_MAX`].
     RankedMax(u32),
@@ -89,19 +92,19 @@ pub enum InvalidPipeline {
     TooManyProfiles(usize),
 }
 
-/// Maximum number of plugins that are declared, or are in one profile. Every request pays for each
-/// of them.
+/// The maximum number of plugins that are declared, or are in one profile. The number is limited,
+/// because every request runs all plugins of a profile.
 pub const PLUGINS_MAX: usize = 64;
 
-/// Maximum number of profiles in a pipeline. A request runs at most three, and a coordinator
-/// chooses among a few by header.
+/// The maximum number of profiles in a pipeline. A request runs at most three profiles, and a
+/// coordinator chooses among a few profiles by header.
 pub const PROFILES_MAX: usize = 32;
 
-/// The maximum weight of a scorer. With a greater weight, the total (an f32) would lose the scores
-/// of a scorer with weight 1.
+/// The maximum weight of a scorer. With a greater weight, the total score (an f32) would be too
+/// inexact to include the scores of a scorer with weight 1.
 pub const WEIGHT_MAX: u32 = 1_000_000;
 
-/// Length of the ranked list in the default pipeline: the pick and two retries.
+/// The length of the ranked list in the default pipeline: the pick and two retries.
 const RANKED_DEFAULT: u32 = 3;
 
 // === impl PipelineSpec ===
@@ -142,7 +145,8 @@ impl Default for PipelineSpec {
 // === impl PluginSpec ===
 
 impl PluginSpec {
-    /// Returns a plugin of this type, named after the type, with its defaults.
+    /// Returns a plugin of this type with the default parameters. The name of the plugin is its
+    /// type.
     #[must_use]
     pub fn of_type(plugin_type: &str) -> Self {
         Self {

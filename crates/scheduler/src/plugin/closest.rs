@@ -1,7 +1,7 @@
-//! Suggests a known name for a misspelt one.
+//! Suggests a known name for a misspelt name.
 
-/// Longer names are not compared. No known name is longer, and the work grows with the product of
-/// both lengths.
+/// The maximum length of a name that is compared, in characters. No known name is longer, and the
+/// work grows with the product of both lengths.
 const NAME_CHARS_MAX: usize = 64;
 
 /// Returns the name in `known` that is most similar to `name`, if `name` can be a typing error: at
@@ -19,8 +19,8 @@ pub fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, other)| other)
 }
 
-/// Returns the Levenshtein distance, ignoring ASCII case. `row[j]` is the distance to the first `j`
-/// letters of `b`.
+/// Returns the Levenshtein distance of `a` and `b`, ignoring ASCII case. `row[j]` is the distance
+/// to the first `j` letters of `b`.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.to_ascii_lowercase().chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

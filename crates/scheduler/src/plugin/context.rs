@@ -1,4 +1,4 @@
-//! Everything that a plugin may read.
+//! The context of a decision: everything that a plugin may read.
 
 use crate::endpoint::EndpointIndex;
 use crate::endpoint_table::EndpointTable;
@@ -9,18 +9,19 @@ use crate::predictions::{EndpointPrediction, Predictions};
 use crate::request::Request;
 use crate::settings::ProducerSettings;
 
-/// Everything that a plugin may read.
+/// Everything that a plugin may read for one decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     /// The endpoints of the pool.
     pub table: &'a EndpointTable,
     pub request: &'a Request<'a>,
-    /// The proxy's own state.
+    /// The state of this proxy.
     pub local: LocalState<'a>,
     pub settings: &'a ProducerSettings,
     /// Whether latency is predicted in this pool.
     pub predicts: bool,
-    /// The predicted latency at each endpoint; computed when the first plugin reads it.
+    /// The predicted latency at each endpoint; the predictions are computed when the first plugin
+    /// reads them.
     pub predictions: &'a Predictions,
     /// The values of [`Self::affinity_blocks`], in the order of the table's endpoints.
     pub(crate) affinity_blocks: &'a [u32],
@@ -31,7 +32,7 @@ pub struct Context<'a> {
 // === impl Context ===
 
 impl<'a> Context<'a> {
-    /// Returns the engine's last report; `None` if it is too old.
+    /// Returns the last report of the endpoint's engine; `None` if the report is too old.
     pub fn metrics(&self, endpoint: EndpointIndex) -> Option<&EndpointMetrics> {
         if self.local.metrics_stale {
             None
@@ -40,8 +41,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Returns one number of the engine's last report; `None` if unknown, stale, negative or not
-    /// finite.
+    /// Returns one number of the engine's last report; `None` if it is unknown, stale, negative or
+    /// not finite.
     pub fn metric(
         &self,
         endpoint: EndpointIndex,
@@ -52,7 +53,8 @@ impl<'a> Context<'a> {
             .filter(|value| value.is_finite() && *value >= 0.0)
     }
 
-    /// Returns a number that `customMetrics` configures; `None` if unknown, stale or not finite.
+    /// Returns a number that `customMetrics` configures; `None` if it is unknown, stale or not
+    /// finite.
     pub fn attribute(&self, endpoint: EndpointIndex, key: &str) -> Option<f32> {
         self.metrics(endpoint)?
             .attribute(key)
@@ -74,7 +76,7 @@ impl<'a> Context<'a> {
             .find(|value| !value.is_empty())
     }
 
-    /// Returns the load in flight at the endpoint, from this proxy and its peers.
+    /// Returns the load in flight at the endpoint, of this proxy and of all other proxies.
     pub fn load(&self, endpoint: EndpointIndex) -> EndpointLoad {
         self.table
             .id(endpoint)
@@ -90,14 +92,16 @@ impl<'a> Context<'a> {
             .unwrap_or_default()
     }
 
-    /// Returns the request's prompt tokens that are estimated not to be cached at the endpoint.
+    /// Returns the estimated number of the request's prompt tokens that the endpoint has not
+    /// cached.
     pub fn uncached_tokens(&self, endpoint: EndpointIndex) -> u32 {
         self.tokens_without(self.local.matched_blocks(endpoint))
     }
 
-    /// Returns the blocks of the request's prefix for which plugins prefer the endpoint: those
-    /// cached there, and at the rendezvous endpoint also those that other proxies may have sent
-    /// there. The prefill work and its time follow from the cached blocks alone.
+    /// Returns the blocks of the request's prefix for which plugins prefer the endpoint: the blocks
+    /// that the endpoint has cached, and at the rendezvous endpoint also the blocks that other
+    /// proxies may have sent to it. The estimates of prefill work and prefill time use the cached
+    /// blocks alone.
     pub fn affinity_blocks(&self, endpoint: EndpointIndex) -> u32 {
         self.affinity_blocks
             .get(endpoint.get())
@@ -105,7 +109,7 @@ impl<'a> Context<'a> {
             .unwrap_or(0)
     }
 
-    /// Returns the request's prompt tokens beyond [`Self::affinity_blocks`].
+    /// Returns the number of the request's prompt tokens beyond [`Self::affinity_blocks`].
     pub fn tokens_without_affinity(&self, endpoint: EndpointIndex) -> u32 {
         self.tokens_without(self.affinity_blocks(endpoint))
     }
@@ -116,8 +120,8 @@ impl<'a> Context<'a> {
             .saturating_sub(blocks.saturating_mul(self.request.prefix_block_tokens))
     }
 
-    /// Returns the predicted latency at the endpoint. `None` if prediction is off, or if the model
-    /// abstains.
+    /// Returns the predicted latency at the endpoint. Returns `None` if prediction is off, or if
+    /// the model gives no prediction.
     pub fn prediction(&self, endpoint: EndpointIndex) -> Option<&'a EndpointPrediction> {
         self.predictions
             .get(self.table, self.request, &self.local)

@@ -2,12 +2,12 @@
 //! parameters.
 //!
 //! A plugin reads each parameter by name, with the type and range that it needs. To read a name
-//! that is not in the table is an error, so a plugin and its table cannot differ. Error texts take
-//! the allowed range from the parameter's documentation.
+//! that is not in the table is an error, so a plugin reads no parameter that its table lacks. Error
+//! texts take the allowed range from the parameter's documentation.
 //!
-//! A map inside a structured value is read in the same way, with a table of its own
+//! A map inside a structured value is read in the same way, with a separate table
 //! ([`Parameters::nested`], [`Parameters::each`]). So a field three levels down is checked as
-//! strictly as one at the top, and its error names the path to it.
+//! strictly as a field at the top, and the error for a field names the path to the field.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -23,23 +23,23 @@ use invalid::{out_of_range, within, wrong_type};
 /// The value of a parameter in configuration and on the wire.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ParameterValue {
-    /// A number. The plugin checks its range and whether it must be whole.
+    /// A number. The plugin that reads the number checks the range, and whether the number must be
+    /// whole.
     Number(f64),
-    /// true or false.
     Flag(bool),
     Text(String),
-    /// Values in order.
+    /// A list of values.
     List(Vec<ParameterValue>),
-    /// Values by name, in the order written.
+    /// A map from names to values, in the order in which the configuration has them.
     Map(Vec<(String, ParameterValue)>),
 }
 
-/// Maximum depth of nested lists and maps. The deepest parameter is a list of maps of lists.
-/// Reading is recursive, so it needs a limit.
+/// The maximum depth of nested lists and maps. The deepest parameter is a list of maps of lists.
+/// The depth is limited because the reader is recursive.
 pub const VALUE_DEPTH_MAX: usize = 8;
 
-/// Maximum number of values in one parameter, over all levels. A selector or a table of thresholds
-/// has a few values, and each costs time for every request.
+/// The maximum number of values in one parameter, over all levels. A selector or a table of
+/// thresholds has a few values, and each value costs time for every request.
 pub const VALUES_MAX: usize = 256;
 
 /// One parameter of a plugin, for validation and for the printed reference.
@@ -49,7 +49,7 @@ pub struct Parameter {
     pub name: &'static str,
     /// The value if the configuration has none.
     pub default: ParameterDefault,
-    /// Meaning, unit and range, in one line.
+    /// The meaning, the unit and the range of the parameter, in one line.
     pub doc: &'static str,
 }
 
@@ -57,26 +57,26 @@ pub struct Parameter {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ParameterDefault {
     Number(f64),
-    /// true or false.
     Flag(bool),
     Text(&'static str),
-    /// Text without a default. The file must contain a text that is not empty.
+    /// A text without a default. The file must contain a text that is not empty.
     Required,
-    /// A number without a default. The file must contain it.
+    /// A number without a default. The file must contain the number.
     RequiredNumber,
-    /// A list or map without a default, which may be absent, and its shape as printed in the
-    /// reference.
+    /// A list or map without a default, which may be absent. The text is the shape that the
+    /// reference prints.
     Structured(&'static str),
 }
 
-/// Configured parameters, and the defaults of a plugin type for the others.
+/// The parameters of one plugin: the configured parameters, and the defaults of the plugin's type
+/// for the others.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters<'a> {
     known: &'static [Parameter],
     given: &'a [(String, ParameterValue)],
 }
 
-/// A default or a given value.
+/// The value of a parameter: the configured value, or the default.
 enum ParameterSource<'a> {
     Number(f64),
     Flag(bool),
@@ -127,8 +127,8 @@ impl Parameter {
 // === impl Parameters ===
 
 impl<'a> Parameters<'a> {
-    /// Checks that each given parameter is known, is given once, and has a value of its type.
-    /// Ranges are checked when a plugin reads the parameters.
+    /// Checks that the plugin knows each configured parameter, and that each occurs once and has a
+    /// value of the right type. Ranges are checked when a plugin reads the parameters.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] for the first parameter that is wrong.
@@ -177,7 +177,8 @@ impl<'a> Parameters<'a> {
     /// Reads a number within `range`.
     ///
     /// # Errors
-    /// Returns [`InvalidParameter`] if the number is outside, or the parameter is not a number.
+    /// Returns [`InvalidParameter`] if the number is outside `range`, or the parameter is not a
+    /// number.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn number(&self, name: &str, range: RangeInclusive<f64>) -> Result<f64, InvalidParameter> {
         match self.find(name)? {
@@ -187,7 +188,7 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Reads any finite number, as an `f32` like metrics.
+    /// Reads a number, which may be every finite `f32`, like a metric.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the number is not finite or too large, or the parameter is
@@ -195,27 +196,27 @@ impl<'a> Parameters<'a> {
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn finite(&self, name: &str) -> Result<f32, InvalidParameter> {
         let max = f64::from(f32::MAX);
-        // The number is within the range of an f32.
+        // The cast is exact enough, because the number is within the range of an f32.
         self.number(name, -max..=max).map(|number| number as f32)
     }
 
     /// Reads a whole number within `range`.
     ///
     /// # Errors
-    /// Returns [`InvalidParameter`] if the number is outside or not whole, or the parameter is not
-    /// a number.
+    /// Returns [`InvalidParameter`] if the number is outside `range` or not whole, or the parameter
+    /// is not a number.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn integer(&self, name: &str, range: RangeInclusive<u32>) -> Result<u32, InvalidParameter> {
         let number = self.number(name, f64::from(*range.start())..=f64::from(*range.end()))?;
         if number.fract() > 0.0 {
             return Err(wrong_type(name, "a whole number"));
         }
-        // The number is whole and within a range of u32.
+        // The cast changes nothing, because the number is whole and within a range of u32.
         let whole = number as u32;
         Ok(whole)
     }
 
-    /// true or false.
+    /// Reads a flag (true or false).
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not a flag.
@@ -227,7 +228,7 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Text.
+    /// Reads a text.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not text.
@@ -271,7 +272,7 @@ impl<'a> Parameters<'a> {
             .ok_or_else(|| self.out_of_range(name))
     }
 
-    /// Returns a list or map as configured; `None` if there is none.
+    /// Returns a list or map as configured; `None` if the configuration has none.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not structured.
@@ -283,7 +284,8 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Returns the entries of a map, in order; empty if there is no map.
+    /// Returns the entries of a map, in the order of the configuration; empty if the configuration
+    /// has no map.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not a map.
@@ -296,7 +298,7 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Returns the values of a list; empty if there is no list.
+    /// Returns the values of a list; empty if the configuration has no list.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not a list.
@@ -309,7 +311,7 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Reads a list of texts; empty if there is none.
+    /// Reads a list of texts; empty if the configuration has no list.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not a list, or contains anything but text.
@@ -324,7 +326,7 @@ impl<'a> Parameters<'a> {
         self.list(name)?.iter().map(text).collect()
     }
 
-    /// Reads a map of text to text, in the order written; empty if there is none.
+    /// Reads a map of text to text, in the order written; empty if the configuration has no map.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not a map, contains anything but text, or
@@ -347,7 +349,8 @@ impl<'a> Parameters<'a> {
         entries.iter().enumerate().map(entry).collect()
     }
 
-    /// Reads a map by `read`, as the parameters `known`; `None` if there is none.
+    /// Reads a map with `read`. The map may have the parameters `known`. Returns `None` if the
+    /// configuration has no map.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not a map, if [`Self::check`] refuses an
@@ -366,10 +369,10 @@ impl<'a> Parameters<'a> {
             .map_err(|error| within(name.to_owned(), error))
     }
 
-    /// Does [`Self::nested`] for a map that must be given.
+    /// Does [`Self::nested`] for a map that the configuration must have.
     ///
     /// # Errors
-    /// Returns [`InvalidParameter`] if the map is not given, or as [`Self::nested`] does.
+    /// Returns [`InvalidParameter`] if the configuration has no map, or as [`Self::nested`] does.
     pub fn require<T>(
         &self,
         name: &str,
@@ -380,7 +383,8 @@ impl<'a> Parameters<'a> {
             .ok_or_else(|| InvalidParameter::Missing(name.to_owned()))
     }
 
-    /// Reads a list of maps, each like [`Self::nested`]; empty if there is none.
+    /// Reads a list of maps, and each map as [`Self::nested`] does. Returns an empty list if the
+    /// configuration has none.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] for the first item that is wrong, as [`Self::nested`] does.

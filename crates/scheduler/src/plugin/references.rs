@@ -1,4 +1,4 @@
-//! Parameters that name a producer.
+//! The parameters with which plugins name a producer.
 
 use super::parameters::{InvalidParameter, Parameter, Parameters};
 
@@ -20,7 +20,8 @@ pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter::text(
 );
 
 /// Reads the key of an attribute. A key with a slash is the older spelling `KEY/PRODUCER`, which
-/// would match nothing. Such a key is refused unless the producer is given separately.
+/// would match nothing. A key with a slash is refused unless the configuration names the producer
+/// separately.
 pub(crate) fn attribute_key(
     parameters: &Parameters<'_>,
     name: &str,

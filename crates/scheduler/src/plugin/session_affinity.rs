@@ -1,13 +1,15 @@
 //! Finds the session of a request, and the endpoint of that session. Both strategies store nothing,
-//! so all workers and proxies agree, even after a restart:
+//! so all workers and proxies choose the same endpoint, even after a restart:
 //!
-//! - `encoded_endpoint_header`: the client names the endpoint. Each response has a token, the name
-//!   of the endpoint that served in base64, and the client sends the token with the next request.
-//! - `session_id`: the client sends its own id in a header. The session's endpoint is the candidate
-//!   with the highest hash of id and endpoint (rendezvous hashing). When an endpoint leaves, only
-//!   its sessions move: each to the same second choice in every proxy, until the endpoint returns.
-//!   An endpoint that joins gets an equal part of the sessions. llm-d instead keeps a table from id
-//!   to endpoint in each replica, with a time to live.
+//! - `encoded_endpoint_header`: the client names the endpoint. Each response has a token: the name
+//!   of the endpoint that served the request, in base64. The client sends the token with the next
+//!   request.
+//! - `session_id`: the client sends a session id in a header. The session's endpoint is the
+//!   candidate with the highest hash of session id and endpoint (rendezvous hashing). When an
+//!   endpoint leaves, only the sessions of this endpoint move: each session moves to the same
+//!   second choice in every proxy, until the endpoint returns. An endpoint that joins gets an equal
+//!   part of the sessions. Instead, llm-d keeps a table from session id to endpoint in each
+//!   replica, with a time to live.
 //!
 //! Source: llm-d-router, scheduling/util/sessionaffinity. Thaler and Ravishankar, "Using name-based
 //! mappings to increase hit rates", 1998.
@@ -79,7 +81,7 @@ const ID_SOURCE: &[Parameter] = &[
 
 const ID_HEADER: &str = "x-session-id";
 
-/// How one plugin finds the session of a request.
+/// The way in which one plugin finds the session of a request.
 #[derive(Debug)]
 pub(crate) struct SessionAffinity {
     strategy: SessionStrategy,
@@ -135,8 +137,8 @@ impl SessionAffinity {
         })
     }
 
-    /// Returns the endpoint of the request's session. `None` if the request has no session, or if
-    /// the endpoint that its token names is not among `endpoints`.
+    /// Returns the endpoint of the request's session. Returns `None` if the request has no session,
+    /// or if its token names an endpoint that is not among `endpoints`.
     pub(crate) fn endpoint(
         &self,
         context: &Context<'_>,
@@ -173,7 +175,7 @@ impl SessionAffinity {
         &self.headers
     }
 
-    /// Returns the response header that clients send back, if the strategy has one.
+    /// Returns the response header that clients send back, if the strategy has a token.
     pub(crate) fn token(&self) -> Option<&SessionToken> {
         if let SessionStrategy::Token(token) = &self.strategy {
             Some(token)
@@ -189,7 +191,7 @@ impl SessionIdSource {
     fn headers(&self) -> Vec<Box<str>> {
         match self {
             Self::Header(name) => vec![name.clone()],
-            // The pipeline itself reads the headers of agent-identity.
+            // The list is empty, because the pipeline itself reads the headers of agent-identity.
             Self::AgentIdentity => Vec::new(),
         }
     }
@@ -219,7 +221,7 @@ fn sources(config: &Parameters<'_>) -> Result<Vec<SessionIdSource>, InvalidParam
     })
 }
 
-/// Returns the hash of a session and an endpoint. Source: the finalizer of SplitMix64, as in
+/// Returns the hash of a session and an endpoint, with the finalizer of SplitMix64, as in
 /// [`crate::Rng`].
 fn weight(id: u64, endpoint: u64) -> u64 {
     Rng::seeded(id ^ endpoint).next_u64()

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Writes a plugin as its `Debug` does. If `Debug` itself were the supertrait of plugins, their
-/// vtables would keep 10 KB of `Debug` code in the wasm module, which prints no plugin.
+/// Writes a plugin as its `Debug` does. If `Debug` itself were the supertrait of plugins, the
+/// vtables of plugins would keep 10 KB of `Debug` code in the wasm module, which prints no plugin.
 pub trait PluginDebug {
-    /// Writes the plugin. In the wasm module, it writes nothing.
+    /// Writes the plugin. In the wasm module, this function writes nothing.
     ///
     /// # Errors
     /// Returns the errors of the formatter.

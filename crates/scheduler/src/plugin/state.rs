@@ -4,29 +4,29 @@ use std::fmt;
 
 use crate::metrics::MetricDefinition;
 
-/// State by which a plugin distinguishes endpoints.
+/// A kind of state by which a plugin distinguishes endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredState {
     /// A number that engines report.
     Metric(&'static MetricDefinition),
-    /// LoRA adapters, as engines report them.
+    /// The LoRA adapters that engines report.
     Adapters,
     /// The LoRA adapters that recent picks have used at each endpoint.
     AdapterRooms,
-    /// Metrics that `customMetrics` configures.
+    /// The metrics that `customMetrics` configures.
     Attributes,
     /// The load in flight at each endpoint.
     InFlight,
     PrefixIndex,
     /// The learned cost of engine steps.
     StepModel,
-    /// When each endpoint was last picked for a prompt that was cached nowhere.
+    /// The last pick of each endpoint for a prompt that was cached nowhere.
     ColdPicks,
-    /// Length and parts of the request's prompt.
+    /// The length and the parts of the request's prompt.
     Prompt,
-    /// Labels of endpoints.
+    /// The labels of endpoints.
     Labels,
-    /// Headers of the request.
+    /// The headers of the request.
     Headers,
     /// The latency model.
     Latency,

@@ -11,8 +11,8 @@ use crate::request::Request;
 
 impl Conditions {
     /// Returns the present conditions of `request` and of the endpoint at `index`, without the load
-    /// of the request itself. Returns the default for a position outside the table. Scraped numbers
-    /// that are too old are unknown.
+    /// of the request itself. Returns the default conditions for a position outside the table.
+    /// Scraped numbers that are too old count as unknown.
     #[must_use]
     pub fn at_pick(
         table: &EndpointTable,

@@ -3,28 +3,29 @@
 //!
 //! An engine's cache is nearly least-recently-used. So the blocks of the entries are counted by the
 //! epoch of their last touch, in a few *age bands*. The newest bands that together fill the
-//! capacity are estimated to be cached, and older bands to be evicted. Only whole bands count, so
-//! the estimate is seven to eight eighths of the capacity. It should be rather too small, because
-//! the engine needs room for generated tokens too. That room varies, so the boundary is not sharp:
-//! of the blocks beyond it, up to twice the capacity, about half are still cached (`maybe_cached`).
+//! capacity are estimated to be cached, and the entries of older bands to be evicted. Only whole
+//! bands count, so the estimate is seven to eight eighths of the capacity. The estimate is too
+//! small on purpose, because the engine needs room for generated tokens too. The size of that room
+//! varies, so the boundary is not sharp: of the blocks between the estimate and twice the capacity,
+//! about half are still cached (`maybe_cached`).
 
 use super::owners::ReuseDistance;
 use super::table::BlockEntry;
 
-/// The capacity of an owner is divided into this many age bands.
+/// The number of age bands into which the capacity of an owner is divided.
 pub(super) const PARTS: u32 = 8;
 
 /// The number of bands: [`PARTS`] for the capacity, the band being filled, four for `maybe_cached`
-/// entries, and one for everything evicted.
+/// entries, and one for all evicted entries.
 const AGE_BANDS: usize = 14;
 
-/// Entries within this many times the capacity may be cached.
+/// The multiple of the capacity within which entries may be cached.
 const DOUBTED_CAPACITIES: u32 = 2;
 
 /// The number of stages of an entry: evicted, maybe cached, cached.
 const STAGES: u32 = 3;
 
-/// Whether an entry counts as cached, and whether it may be cached.
+/// Whether an entry counts as cached, and whether the entry may be cached.
 #[derive(Clone, Copy, Default)]
 pub(super) struct EntryState {
     pub(super) cached: bool,
@@ -34,11 +35,14 @@ pub(super) struct EntryState {
 /// The age bands of one owner and class.
 #[derive(Clone, Copy)]
 pub(super) struct AgeBands {
-    /// Entries touched in this epoch or later count as cached.
+    /// The first epoch of the cached entries: entries that were touched in this epoch or later
+    /// count as cached.
     oldest: u64,
-    /// Entries touched in this epoch or later may be cached.
+    /// The first epoch of the maybe-cached entries: entries that were touched in this epoch or
+    /// later may be cached.
     oldest_stale: u64,
-    /// The bands, oldest first. Those from `len` on are unused. A live owner has at least one.
+    /// The bands, oldest first. The elements from index `len` on are unused. A live owner has at
+    /// least one band.
     bands: [AgeBand; AGE_BANDS],
     len: usize,
 }
@@ -47,7 +51,7 @@ pub(super) struct AgeBands {
 struct AgeBand {
     /// The first epoch of the band.
     start: u64,
-    /// The blocks of the entries that were last touched in the band.
+    /// The number of blocks of the entries that were last touched in the band.
     blocks: u32,
 }
 
@@ -86,14 +90,14 @@ impl AgeBands {
         }
     }
 
-    /// Counts an entry touched in `epoch`.
+    /// Adds the blocks of an entry that was touched in `epoch`.
     pub(super) fn gained(&mut self, entry: BlockEntry, epoch: u64) {
         if let Some(band) = self.band_mut(epoch) {
             band.blocks = band.blocks.saturating_add(entry.blocks());
         }
     }
 
-    /// Discounts an entry last touched in `epoch`.
+    /// Subtracts the blocks of an entry that was last touched in `epoch`.
     pub(super) fn lost(&mut self, entry: BlockEntry, epoch: u64) {
         if let Some(band) = self.band_mut(epoch) {
             debug_assert!(
@@ -104,7 +108,7 @@ impl AgeBands {
         }
     }
 
-    /// The number of blocks in all bands.
+    /// Returns the number of blocks in all bands.
     pub(super) fn blocks(&self) -> u32 {
         self.live()
             .iter()
@@ -128,8 +132,8 @@ impl AgeBands {
         })
     }
 
-    /// Starts an age band when the newest has an eighth of the capacity. The band starts with the
-    /// next epoch, because entries of the current epoch stay in their band.
+    /// Starts an age band if the newest band has an eighth of the capacity. The band starts with
+    /// the next epoch, because entries of the current epoch stay in the previous band.
     pub(super) fn age(&mut self, epoch: u64, capacity: u32) {
         let Some(newest) = self.live().last() else {
             return;
@@ -154,7 +158,7 @@ impl AgeBands {
     pub(super) fn settle(&mut self, capacity: u32) {
         self.oldest = self.newest_of(capacity - capacity / PARTS);
         // This boundary never moves back, because older blocks may share an age band with evicted
-        // ones.
+        // blocks.
         self.oldest_stale = self
             .newest_of(capacity.saturating_mul(DOUBTED_CAPACITIES))
             .max(self.oldest_stale);
@@ -215,8 +219,8 @@ impl AgeBands {
         self.len -= 1;
     }
 
-    /// Returns the first epoch of the newest age bands that together have `blocks` blocks, or of
-    /// all bands.
+    /// Returns the first epoch of the newest age bands that together have `blocks` blocks; of all
+    /// bands if they have fewer blocks.
     fn newest_of(&self, blocks: u32) -> u64 {
         let mut sum = 0_u32;
         let mut oldest = u64::MAX;

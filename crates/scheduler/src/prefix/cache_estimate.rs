@@ -1,5 +1,5 @@
-//! The estimate at a pick of how much of the prompt an endpoint has cached, and its correction by
-//! the endpoint's reply.
+//! The estimate at a pick of how much of the prompt an endpoint has cached, and the correction of
+//! the estimate by the endpoint's reply.
 
 use super::hash::blocks_of;
 use super::index::PrefixIndex;
@@ -8,17 +8,18 @@ use super::owners::ReuseDistance;
 use super::placing::BlockClaim;
 use crate::endpoint::EndpointRef;
 
-/// The part of a prompt that an endpoint was estimated to have cached.
+/// The estimate, at a pick, of the part of a prompt that an endpoint has cached.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheEstimate {
     endpoint: EndpointRef,
-    /// The number of hashes, from the first, that were estimated to be cached.
+    /// The number of hashes, from the first, that the endpoint was estimated to have cached.
     known: usize,
     held: CachedPart,
     may_hold: CachedPart,
 }
 
-/// The beginning of a prompt, and how long ago the endpoint received its last block.
+/// The beginning of a prompt, and how long ago the endpoint received the last block of this
+/// beginning.
 #[derive(Clone, Copy, Debug)]
 struct CachedPart {
     blocks: u32,
@@ -44,7 +45,7 @@ impl CacheEstimate {
 
 impl PrefixIndex {
     /// Records a claim that `endpoint` gets a prompt with these hashes. `known` is the part of the
-    /// prompt that was estimated to be cached before.
+    /// prompt that the endpoint was estimated to have cached before.
     pub fn place(
         &mut self,
         endpoint: EndpointRef,
@@ -66,8 +67,8 @@ impl PrefixIndex {
         } else {
             held
         };
-        // Confirmed blocks need no claim. If the last of the cached blocks is only claimed, all are
-        // claimed again.
+        // Confirmed blocks need no claim. If the last of the cached blocks is only claimed, all
+        // blocks are claimed again.
         let claimed_from = match held.reuse {
             Some(_) => known.cached as usize,
             None => 0,
@@ -85,9 +86,10 @@ impl PrefixIndex {
     }
 
     /// Corrects the estimated capacity by a reply: the engine had cached `cached` of `prompt`
-    /// tokens in a prompt of `blocks` blocks. Its token counts differ from the estimate's, so only
-    /// the cached share is compared. A sixteenth is tolerated for chat templates and block ends. A
-    /// miss in the maybe-cached part changes nothing.
+    /// tokens in a prompt of `blocks` blocks. The engine's token counts differ from the token
+    /// counts of the estimate, so only the cached share is compared. A difference of a sixteenth is
+    /// tolerated, because of chat templates and block ends. A miss in the maybe-cached part changes
+    /// nothing.
     pub fn correct(&mut self, belief: &CacheEstimate, blocks: u32, cached: u32, prompt: u32) {
         let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt))
         else {
@@ -95,8 +97,8 @@ impl PrefixIndex {
         };
         let slack = |part: CachedPart| 1 + u64::from(part.blocks / 16);
         let has = |part: CachedPart| held + slack(part) >= u64::from(part.blocks);
-        // If the maybe-cached part is longer by no more than the slack, it is not judged
-        // separately.
+        // The maybe-cached part is compared separately only if it exceeds the cached part by more
+        // than the slack.
         let doubts = u64::from(belief.may_hold.blocks)
             > u64::from(belief.held.blocks) + slack(belief.may_hold);
         let part = if doubts && has(belief.may_hold) {
@@ -123,8 +125,9 @@ mod tests {
     };
 
     /// Records thirty prompts of 100 blocks, so that eight to nine are cached and ten more maybe
-    /// cached. Sends prompt number `again` once more, which should match `believed`. The engine
-    /// reports `cached` of its 6,400 tokens. Returns the estimated capacity after that.
+    /// cached. Sends prompt number `again` once more, for which the estimate should be `believed`.
+    /// The engine reports that `cached` of the prompt's 6,400 tokens were cached. Returns the
+    /// estimated capacity after this report.
     fn capacity(again: usize, believed: MatchLength, cached: u32) -> u32 {
         let mut index = PrefixIndex::with_capacity(100_000);
         index.set_capacity(ENGINE, 1_000);

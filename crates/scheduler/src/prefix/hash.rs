@@ -12,35 +12,36 @@
 //!
 //! Each hash covers all bytes before it, so equal hashes mean equal prefixes. The sums of all
 //! prefixes take one pass over the text, because xxh64 gives a digest at any point of its stream.
-//! Its four lanes (256 bits) also carry more state from block to block than a 64-bit hash would.
-//! Model and cache salt are part of each hash, because engines share no KV block between two
+//! The four lanes of xxh64 (256 bits) also carry more state from block to block than a 64-bit hash
+//! would. Model and cache salt are part of each hash, because engines share no KV block between two
 //! models, adapters or salts.
 //!
-//! **Before the whole prompt is known.** Clients write the fields of a body in any order: many
-//! write `messages` first, and `model` and `tools` after them. So each section is hashed by itself
-//! ([`SectionSums`]) while its bytes arrive. At the end, the model and the other sections are added
-//! to each kept block ([`block_hashes`]). To make that possible, each section begins a block of its
-//! own. The bytes behind the last kept block of a section enter only `whole`, and have a hash of
-//! their own only where the prompt ends.
+//! **Before the whole prompt is known.** Clients write the fields of a body in different orders:
+//! many write `messages` first, and `model` and `tools` after them. So each section is hashed by
+//! itself ([`SectionSums`]) while its bytes arrive. At the end, the model and the other sections
+//! are added to each kept block ([`block_hashes`]). To make that possible, each section begins a
+//! block of its own. The bytes behind the last kept block of a section enter only `whole`, and have
+//! a separate hash only where the prompt ends.
 //!
 //! A deployment has one secret of 128 bits. Hashes leave the process, and xxh64 does not protect
 //! its seed: a reader who knows the text of one sum can compute the seed, and then try other texts.
 //! So each published hash is a pseudorandom function of a sum, keyed by the secret. A reader
-//! without the secret learns which hashes are equal, but no prompt, whatever prompts it can guess.
+//! without the secret learns which hashes are equal, but learns no prompt, even if the reader can
+//! guess prompts.
 //!
 //! Each of the first [`DENSE_BLOCKS`] blocks has a hash. After them only every [`STRIDE`]th block
 //! has a hash, which represents that block and the blocks since the previous hash. Positions are
 //! counted from the start, so a prompt and its extension have hashes at the same positions. The
 //! shared part of a long prompt is therefore estimated too short by less than [`STRIDE`] blocks, at
-//! most 2 % of it. In return, hashes cost a third of the memory, time and messages. In every
-//! message and table, the lowest bit of a hash says how many blocks the hash represents
+//! most 2 % of its length. In return, hashes cost a third of the memory, time and messages. In
+//! every message and table, the lowest bit of a hash says how many blocks the hash represents
 //! ([`blocks_of`]).
 //!
 //! A trailing partial block has a hash, as in llm-d's approximate prefix producer. An engine caches
-//! only full blocks, but its blocks are smaller (16 tokens, here 64), so it caches most of this
-//! block. A prompt shorter than one block also keeps its affinity. For prompts that are repeated
-//! unchanged, the estimate is therefore too long by less than a block (after the first
-//! [`DENSE_BLOCKS`], by less than [`STRIDE`]).
+//! only full blocks, but its blocks are smaller (16 tokens, here 64), so the engine caches most of
+//! this block. Because of this hash, a prompt shorter than one block also stays at the same
+//! endpoint. For prompts that are repeated unchanged, the estimate is therefore too long by less
+//! than a block (after the first [`DENSE_BLOCKS`], by less than [`STRIDE`]).
 
 use super::siphash::SipHash;
 use super::xxh64::{STRIPE_BYTES, Xxh64};
@@ -49,12 +50,12 @@ use super::xxh64::{STRIPE_BYTES, Xxh64};
 /// approximate prefix producer allows.
 pub const BLOCK_BYTES_DEFAULT: usize = 256;
 
-/// The smallest block size, bytes: one stripe of xxh64, about 8 tokens. No engine caches in smaller
-/// units by default.
+/// The smallest block size, in bytes: one stripe of xxh64, about 8 tokens. No engine caches in
+/// smaller units by default.
 pub const BLOCK_BYTES_MIN: usize = STRIPE_BYTES;
 
-/// The largest block size, bytes: 16,384 tokens of 4 bytes. With larger blocks, whole prompts would
-/// fit into one block and match all or nothing.
+/// The largest block size, in bytes: 16,384 tokens of 4 bytes. With larger blocks, whole prompts
+/// would fit into one block and would match completely or not at all.
 pub const BLOCK_BYTES_MAX: usize = 65_536;
 
 /// The maximum number of blocks of one prompt: 1M tokens at [`BLOCK_BYTES_DEFAULT`]. llm-d stops at
@@ -63,8 +64,8 @@ pub const BLOCK_BYTES_MAX: usize = 65_536;
 /// minutes, has 34 KB of hashes, which are recorded in about half a millisecond.
 pub const BLOCKS_MAX: usize = 16_384;
 
-/// The number of blocks, from the first of a prompt, that have a hash of their own: 8,192 tokens at
-/// [`BLOCK_BYTES_DEFAULT`].
+/// The number of blocks, from the first of a prompt, that each have a separate hash: 8,192 tokens
+/// at [`BLOCK_BYTES_DEFAULT`].
 pub const DENSE_BLOCKS: usize = 128;
 
 /// The number of blocks that each later hash represents.
@@ -73,8 +74,8 @@ pub const STRIDE: usize = 4;
 /// The bit that marks a hash of [`STRIDE`] blocks.
 const WIDE: u64 = 1;
 
-/// Separates two pieces of a prompt (messages). The byte does not occur in UTF-8, so not in JSON
-/// text.
+/// The byte between two pieces (messages) of a prompt. The byte does not occur in UTF-8, and so not
+/// in JSON text.
 const SEPARATOR: [u8; 1] = [0xFF];
 
 /// One section of a prompt, hashed up to the end of each block. The result does not depend on how
@@ -82,23 +83,23 @@ const SEPARATOR: [u8; 1] = [0xFF];
 #[derive(Clone, Debug)]
 pub struct SectionSums {
     text: Xxh64,
-    /// The state before any text.
+    /// The state of the hash before the first byte of text.
     empty: Xxh64,
     block_bytes: usize,
     blocks_max: usize,
-    /// The number of blocks before those of the next sum.
+    /// The number of blocks that the sums so far represent.
     blocks: usize,
-    /// The number of bytes until the next sum is due.
+    /// The number of bytes until the next sum is computed.
     bytes_left: usize,
     sums: Vec<u64>,
 }
 
-/// A piece whose token count does not follow from its bytes, such as the data URI of an image. It
-/// counts as the 8 bytes of its hash, whatever its length.
+/// A piece whose token count does not follow from its bytes, such as the data URI of an image. The
+/// prompt contains the 8 bytes of the piece's hash instead, whatever the length of the piece.
 #[derive(Clone, Debug)]
 pub struct OpaquePiece(Xxh64);
 
-/// Returns whether a hash represents [`STRIDE`] blocks rather than one.
+/// Returns whether a hash represents [`STRIDE`] blocks rather than one block.
 #[must_use]
 pub fn is_wide(hash: u64) -> bool {
     hash & WIDE != 0
@@ -117,8 +118,8 @@ pub fn blocks_of(hashes: &[u64], count: usize) -> u32 {
     u32::try_from(hashes.len() + wide * (STRIDE - 1)).unwrap_or(u32::MAX)
 }
 
-/// Returns the hashes of the prompt's blocks, first block first. `sections` are in the order of the
-/// prompt; `cache_salt` is empty if the client sent none.
+/// Returns the hashes of the prompt's blocks, beginning with the first block. `sections` are in the
+/// order of the prompt; `cache_salt` is empty if the client sent none.
 #[must_use]
 pub fn block_hashes(
     secret: u128,
@@ -157,8 +158,8 @@ pub fn block_hashes(
 impl SectionSums {
     /// Creates a section without text. `block_bytes` is clamped to
     /// [`BLOCK_BYTES_MIN`]`..=`[`BLOCK_BYTES_MAX`] and rounded down to a multiple of
-    /// [`BLOCK_BYTES_MIN`]; `blocks_max` limits the blocks of the prompt, to at most
-    /// [`BLOCKS_MAX`].
+    /// [`BLOCK_BYTES_MIN`]; `blocks_max` limits the number of blocks of the prompt, and is clamped
+    /// to at most [`BLOCKS_MAX`].
     #[must_use]
     pub fn new(secret: u128, block_bytes: usize, blocks_max: usize) -> Self {
         let block_bytes = block_bytes.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
@@ -176,7 +177,7 @@ impl SectionSums {
         }
     }
 
-    /// Returns the memory of the sums, in bytes.
+    /// Returns the size of the allocated memory of the sums, in bytes.
     pub fn memory(&self) -> usize {
         self.sums.capacity() * size_of::<u64>()
     }
@@ -206,7 +207,7 @@ impl SectionSums {
         self.update(&piece.0.digest().to_le_bytes());
     }
 
-    /// Ends a piece, so that `"ab"`, `"c"` differs from `"a"`, `"bc"`.
+    /// Ends a piece, so that the pieces `"ab"`, `"c"` have another hash than `"a"`, `"bc"`.
     pub fn separator(&mut self) {
         self.update(&SEPARATOR);
     }
@@ -219,8 +220,9 @@ impl SectionSums {
         self.text = self.empty.clone();
     }
 
-    /// Appends the hashes of the section to `hashes`, which represent `blocks` blocks. Returns the
-    /// sum of the whole section, or `None` if the prompt may have no more blocks.
+    /// Appends the hashes of the section to `hashes`, which represent `blocks` blocks so far.
+    /// Returns the checksum of the whole section, or `None` if the prompt has reached the maximum
+    /// number of blocks.
     fn hash(
         &self,
         keyed: &SipHash,
@@ -228,7 +230,8 @@ impl SectionSums {
         hashes: &mut Vec<u64>,
         is_last: bool,
     ) -> Option<u64> {
-        // It is a multiple of the stride, so that each later hash represents [`STRIDE`] blocks.
+        // `dense` is a multiple of the stride, so that each later hash represents [`STRIDE`]
+        // blocks.
         let dense = DENSE_BLOCKS
             .saturating_sub(*blocks)
             .next_multiple_of(STRIDE);
@@ -450,8 +453,8 @@ mod tests {
         assert_eq!(all.len(), 7);
     }
 
-    /// Computes the seed from the xxh64 of a text shorter than one stripe: each step of xxh64 is
-    /// invertible.
+    /// Computes the seed from the xxh64 of a text shorter than one stripe. This works because each
+    /// step of xxh64 is invertible.
     fn seed_of(sum: u64, text: &[u8]) -> u64 {
         const PRIMES: [u64; 5] = [
             0x9E37_79B1_85EB_CA87,
@@ -476,8 +479,8 @@ mod tests {
         hash.wrapping_sub(text.len() as u64).wrapping_sub(PRIMES[4])
     }
 
-    /// An attacker reads hashes, has a dictionary that contains the prompts sent, and knows the
-    /// text of one of the hashes.
+    /// Checks that an attacker learns no other prompt, if the attacker reads hashes, has a
+    /// dictionary that contains the prompts sent, and knows the text of one of the hashes.
     #[test]
     fn a_reader_with_a_dictionary_and_one_known_prompt_learns_no_other() {
         let mut sum = Xxh64::new(0x5eed);
@@ -497,8 +500,8 @@ mod tests {
             sums.separator();
             sent.extend(block_hashes(secret, b"llama", b"", &[sums]));
         }
-        // Without the secret, an attacker can try weak secrets, and seeds computed back from the
-        // known hash with both values of its lowest bit.
+        // Without the secret, an attacker can try weak secrets. The attacker can also try seeds
+        // that are computed from the known hash, with both values of the lowest bit of the hash.
         let mut seeds: Vec<u64> = [sent[0], sent[0] | 1]
             .map(|hash| seed_of(hash, b"hi\xFF"))
             .into();

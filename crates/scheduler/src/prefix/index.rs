@@ -1,19 +1,21 @@
 //! Estimates which endpoint has which prefix blocks cached, in fixed memory.
 //!
-//! Each pick writes the index: the picked endpoint will have cached the prompt's blocks when its
-//! prefill is done, and the next request with the same beginning must know that already. Each pick
-//! also reads the index: how many blocks of this chain does each candidate have cached? Until the
-//! endpoint's reply confirms a block, the block is only claimed: see [`super::placing`].
+//! Each pick reads the index to learn how many blocks of the prompt each candidate has cached. Each
+//! pick also writes the index, because the picked endpoint will have cached the prompt's blocks
+//! when the prefill is done, and the pick for the next request with the same beginning must use
+//! that. Until the endpoint's reply confirms a block, the block is only claimed: see
+//! [`super::placing`].
 //!
 //! The estimate for an endpoint is the position of the last block found for it, so a lost block
 //! within a chain changes nothing. Endpoints are looked up in groups of eight (regions), whose
-//! entries of one block lie together, so [`IndexLookup`] finds eight lengths at once.
+//! entries of one block lie together, so [`IndexLookup`] finds the lengths of eight endpoints in
+//! one search.
 //!
 //! Age is counted in touches (blocks recorded), not in time. An epoch is a fixed number of touches,
 //! and an entry's stamp is the low 16 bits of the epoch of its last touch. When both buckets of a
-//! block are full, its entry replaces a dead or expired entry, or else the oldest. In every epoch a
-//! few buckets are swept: entries too old for a stamp are dropped, so that no old entry ever looks
-//! young.
+//! block are full, the new entry replaces a dead or expired entry, or else the oldest entry. In
+//! every epoch a few buckets are swept: entries whose age exceeds what a stamp can express are
+//! dropped, so that no old entry ever looks young.
 
 use super::age_bands::EntryState;
 use super::lookup::{IndexLookup, MatchLength};
@@ -22,14 +24,14 @@ use super::table::{BlockEntry, BlockTable, ByClass, EntryClass, LANES, NO_OWNER,
 use crate::endpoint::EndpointRef;
 use std::fmt;
 
-/// Default number of entries. 100 endpoints with 6,600 blocks each (of 64 tokens: 422,000 tokens of
-/// KV cache) need 660,000 entries. The table has 2.4 times as many places, so that 0.005 % of these
-/// entries are lost. As many entries again may be `maybe_cached`, and are replaced first. In every
-/// VM that picks, the index takes 13.7 MB.
+/// The default number of entries. 100 endpoints with 6,600 blocks each (of 64 tokens: 422,000
+/// tokens of KV cache) need 660,000 entries. The table has 2.4 times as many places, so that 0.005
+/// % of these entries are lost. The table has room for as many `maybe_cached` entries, which are
+/// replaced first. In every VM that picks, the index takes 13.7 MB.
 pub const ENTRIES_DEFAULT: usize = 1_572_864;
 
-/// Maximum number of entries. They take 512 MB, far more than a VM should hold, and bucket numbers
-/// stay well within 32 bits.
+/// The maximum number of entries. So many entries take 512 MB, far more than a VM should hold, and
+/// bucket numbers stay well within 32 bits.
 pub const ENTRIES_MAX: usize = 1 << 26;
 
 /// The number of epochs in which as many blocks are touched as the table has places. By default an
@@ -39,45 +41,47 @@ pub const ENTRIES_MAX: usize = 1 << 26;
 /// endpoints can cache for which the table is sized.
 const EPOCHS_PER_TABLE: usize = 8192;
 
-/// The maximum age of an entry: it is dropped if it is not touched for this many epochs, half the
-/// range of a stamp.
+/// The maximum age of an entry, in epochs: half the range of a stamp. An entry that is not touched
+/// for longer is dropped.
 const AGE_MAX: u16 = 1 << 15;
 
-/// The sweep covers the whole table once in this many epochs. Together with [`AGE_MAX`] they stay
-/// below 2^16, where stamps repeat.
+/// The number of epochs in which the sweep covers the whole table once. The sum of this number and
+/// [`AGE_MAX`] is below 2^16, because stamps repeat after 2^16 epochs.
 const EPOCHS_PER_SWEEP: usize = 1 << 14;
 
-/// The reuse interval of a prefix that was requested at most once: longer than any other.
+/// The reuse interval of a prefix that was requested at most once, in prompts. This number exceeds
+/// every measured interval.
 pub const REQUESTED_ONCE: f32 = 1e9;
 
-/// The prefix index of a pool. It has one writer.
+/// The prefix index of a pool, which has one writer.
 pub struct PrefixIndex {
     pub(super) table: BlockTable,
     pub(super) owners: OwnerTable,
     /// The number of blocks touched so far, by class (confirmed or claimed).
     pub(super) touches: ByClass<u64>,
     pub(super) epoch_touches: u64,
-    /// The current epochs.
+    /// The current epoch, by class.
     pub(super) epochs: ByClass<u64>,
     /// The number of buckets swept so far, which says where the next sweep begins.
     swept: u64,
     pub(super) evictions: u64,
 }
 
-/// Fill level of a prefix index.
+/// The fill level of a prefix index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixStats {
-    /// Entries of current generations, including those beyond their endpoint's capacity.
+    /// The number of entries of current generations, including those beyond their endpoint's
+    /// capacity.
     pub entries: usize,
     pub entries_max: usize,
-    /// Entries of current generations that were replaced by newer ones, since the index was
-    /// created.
+    /// The number of entries of current generations that newer entries have replaced since the
+    /// index was created.
     pub evictions: u64,
-    /// Endpoints that have, or may have, entries.
+    /// The number of endpoints that have, or may have, entries.
     pub owners: usize,
-    /// Former generations whose entries are not swept yet.
+    /// The number of former generations whose entries are not swept yet.
     pub retired: usize,
-    /// Allocated memory, bytes; constant.
+    /// The allocated memory, in bytes. The amount never changes.
     pub bytes: usize,
 }
 
@@ -85,8 +89,8 @@ pub struct PrefixStats {
 
 impl PrefixIndex {
     /// Creates an index of `entries` (endpoint, block) pairs, at most [`ENTRIES_MAX`], rounded up
-    /// to whole cache lines. Allocates all its memory now, zeroed. With 0 entries, for a VM that
-    /// serves no requests, the index takes no memory and remembers nothing.
+    /// to whole cache lines. Allocates all memory of the index now, zeroed. An index of 0 entries,
+    /// which is for a VM that serves no requests, takes no memory and remembers nothing.
     #[must_use]
     pub fn with_capacity(entries: usize) -> Self {
         let table = BlockTable::new(entries.min(ENTRIES_MAX));
@@ -107,12 +111,12 @@ impl PrefixIndex {
         self.table.bytes() + self.owners.bytes()
     }
 
-    /// Sets `out` to the number of these hashes, from the first, that each of `endpoints` is
-    /// estimated to have cached, in the order of `endpoints`. An endpoint that was never recorded
-    /// has 0. [`MatchLength::blocks`] converts hashes to blocks.
+    /// Sets `out` to the match length of each of `endpoints`, in their order: how many of the
+    /// hashes in `blocks`, from the first, the endpoint is estimated to have cached. An endpoint
+    /// that was never recorded has length 0. [`MatchLength::blocks`] converts hashes to blocks.
     pub fn matched(&self, blocks: &[u64], endpoints: &[EndpointRef], out: &mut Vec<MatchLength>) {
         out.clear();
-        // Until their lengths are known, `out` holds the owner ids of the endpoints.
+        // Until the lengths of the endpoints are known, `out` holds the owner ids of the endpoints.
         let owner =
             |endpoint: &EndpointRef| u32::from(self.owners.get(*endpoint).unwrap_or(NO_OWNER));
         out.extend(endpoints.iter().map(|endpoint| MatchLength {
@@ -165,16 +169,16 @@ impl PrefixIndex {
     /// Sets the size of the KV cache of `endpoint`, converted from the engine's blocks
     /// (`cache_config_info`) to blocks of this index. The size is unlimited until it is set. Beyond
     /// the capacity the endpoint's least recently touched blocks become `maybe_cached`, in steps of
-    /// an eighth of the capacity; beyond twice the capacity they are evicted. Generated tokens fill
-    /// the cache too, but the index does not count them.
+    /// an eighth of the capacity; beyond twice the capacity these blocks are evicted. Generated
+    /// tokens fill the cache too, but the index does not count them.
     pub fn set_capacity(&mut self, endpoint: EndpointRef, blocks: u32) {
         if let Some(owner) = self.owner(endpoint) {
             self.owners.set_capacity(owner, blocks);
         }
     }
 
-    /// Returns how long ago `endpoint` received this block, counted in blocks. `None` if the index
-    /// has no record of the block, or only a claim.
+    /// Returns how many blocks `endpoint` has received since it last received this block. Returns
+    /// `None` if the index has no record of the block, or only a claim.
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<ReuseDistance> {
         let owner = self.owners.get(endpoint)?;
         let key = self.table.key(block, region(owner));
@@ -187,8 +191,8 @@ impl PrefixIndex {
 
     /// Returns how rarely the longest cached prefix of these hashes is requested: the mean number
     /// of prompts of this length that each of `endpoints` receives between two requests for the
-    /// prefix. [`REQUESTED_ONCE`] if there was no second request. `known` is the result of
-    /// [`matched`](Self::matched) for `endpoints`.
+    /// prefix. Returns [`REQUESTED_ONCE`] if the prefix was not requested a second time. `known` is
+    /// the result of [`matched`](Self::matched) for `endpoints`.
     pub fn reuse_interval(
         &self,
         blocks: &[u64],
@@ -222,33 +226,36 @@ impl PrefixIndex {
         // The interval of a prefix that is no longer requested grows with time.
         let since = (self.epochs.of(entry.class) - self.epoch_of(entry)) as f32;
         let touches = usual.max(since) * self.epoch_touches as f32;
-        // If several endpoints hold the prefix, each gets only its share of the requests for it.
+        // If several endpoints hold the prefix, each endpoint gets only its share of the requests
+        // for the prefix.
         touches / blocks.len() as f32 / (endpoints.len() * holders().count()) as f32
     }
 
     /// Learns from an engine's report that a block of this age was still cached (`there`) or
-    /// evicted: corrects the estimated capacity by an eighth at a time.
+    /// evicted, and corrects the estimated capacity by at most an eighth.
     pub fn learn(&mut self, endpoint: EndpointRef, reuse: ReuseDistance, there: bool) {
         if let Some(owner) = self.owners.get(endpoint) {
             self.owners.learn(owner, reuse, there);
         }
     }
 
-    /// Learns that the engine had more of a prompt cached than was estimated.
+    /// Learns that the engine had cached more of a prompt than the index estimated, and raises the
+    /// capacity.
     pub fn learn_more(&mut self, endpoint: EndpointRef) {
         if let Some(owner) = self.owners.get(endpoint) {
             self.owners.learn_more(owner);
         }
     }
 
-    /// Estimated capacity of `endpoint`, blocks: set by [`Self::set_capacity`], corrected by
-    /// [`Self::learn`].
+    /// Returns the estimated capacity of `endpoint` in blocks, which [`Self::set_capacity`] sets
+    /// and [`Self::learn`] corrects.
     pub fn capacity(&self, endpoint: EndpointRef) -> Option<u32> {
         self.owners.capacity(self.owners.get(endpoint)?)
     }
 
-    /// Forgets the blocks of `endpoint`, which was removed. Its entries no longer match, and
-    /// [`sweep`](Self::sweep) frees them. Those of another generation at the same slot stay.
+    /// Forgets the blocks of `endpoint`, which was removed from the pool. The entries of the
+    /// endpoint no longer match, and [`sweep`](Self::sweep) frees them. Entries of another
+    /// generation at the same slot stay.
     pub fn forget(&mut self, endpoint: EndpointRef) {
         if self.owners.get(endpoint).is_some() {
             self.retire_slot(endpoint);
@@ -256,8 +263,9 @@ impl PrefixIndex {
     }
 
     /// Sweeps `budget_buckets` buckets (of eight entries) and frees the entries of forgotten
-    /// endpoints there. Returns true when none is left to free. A bucket takes about 20 ns, and the
-    /// whole default table 4 ms, so pass a few thousand per tick.
+    /// endpoints in these buckets. Returns true when the table has no entry of a forgotten endpoint
+    /// any more. A bucket takes about 20 ns, and the whole default table 4 ms, so pass a few
+    /// thousand per tick.
     pub fn sweep(&mut self, budget_buckets: usize) -> bool {
         if self.owners.retired() > 0 {
             self.look_at(budget_buckets);
@@ -282,8 +290,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Returns the owner id of `endpoint`, and assigns one if it has none. `None` for a slot beyond
-    /// the table, and in an index without entries.
+    /// Returns the owner id of `endpoint`, and assigns an id if the endpoint has none. Returns
+    /// `None` for a slot beyond the table, and in an index without entries.
     pub(super) fn owner(&mut self, endpoint: EndpointRef) -> Option<u16> {
         if let Some(owner) = self.owners.get(endpoint) {
             return Some(owner);
@@ -314,7 +322,7 @@ impl PrefixIndex {
         epoch_of(entry.stamp, *self.epochs.of(entry.class))
     }
 
-    /// Sweeps the part of the table that is due after `epochs` more epochs.
+    /// Sweeps the part of the table that must be swept when `epochs` more epochs have begun.
     pub(super) fn look_through(&mut self, epochs: u64) {
         if epochs > 0 {
             let share = self.table.buckets().div_ceil(EPOCHS_PER_SWEEP);
@@ -351,8 +359,8 @@ impl fmt::Debug for PrefixIndex {
     }
 }
 
-/// Returns the largest number of these hashes that an endpoint has cached, and the last of them.
-/// `None` if no endpoint has any.
+/// Returns the largest number of these hashes that an endpoint has cached, and the last of these
+/// hashes. Returns `None` if no endpoint has cached a block.
 fn longest(blocks: &[u64], known: &[MatchLength]) -> Option<(u32, u64)> {
     let longest = known.iter().map(|known| known.cached).max()?;
     Some((longest, *blocks.get((longest as usize).checked_sub(1)?)?))

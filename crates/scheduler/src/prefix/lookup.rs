@@ -1,18 +1,19 @@
 //! Finds how much of a chain of blocks the owners of one region have cached, without walking the
 //! chain.
 //!
-//! An owner of a block had all earlier blocks when it was recorded, so "has block i cached" is true
-//! up to some length and false beyond. A binary search finds this length, for eight owners at once.
-//! But the table can lose blocks, and such a hole looks like the end. A binary search that meets a
-//! hole ends exactly there, since everything before it is cached. So at its end the search looks at
-//! one more block. If the owner has that block, there was a hole, and the search continues beyond
-//! it.
+//! An owner of a block had all earlier blocks when the block was recorded, so "has block i cached"
+//! is true up to some length and false beyond. A binary search finds this length, for eight owners
+//! together. But the table can lose a block, and this hole looks like the end of the cached blocks.
+//! A binary search that meets a hole ends exactly at the hole, since everything before the hole is
+//! cached. So at its end the search looks at one more block. If the owner has that block, the
+//! search has met a hole, and continues beyond it.
 //!
 //! Blocks received long ago are only maybe cached, and an owner that receives a block also receives
-//! all earlier blocks. So the maybe-cached blocks begin where the cached blocks end. That position
-//! is searched only if the last block found is maybe cached. (Other proxies report only the end of
-//! a prompt if they reported its beginning before. A beginning that only they request ages in this
-//! index, and so do the blocks after it.)
+//! all earlier blocks. So the maybe-cached blocks begin where the cached blocks end. The search
+//! looks for that position only if the last block found is maybe cached. (The rule also holds for
+//! placements of other proxies. Another proxy reports only the end of a prompt if it reported the
+//! beginning before. If only other proxies request a beginning, both the beginning and the blocks
+//! after it age in this index.)
 
 use super::age_bands::EntryState;
 use super::hash::blocks_of;
@@ -20,7 +21,7 @@ use super::owners::{OwnerTable, REGION_OWNERS, region, region_bit};
 use super::table::{BlockTable, ByClass, epoch_of};
 
 /// The maximum number of holes that a look-up steps over. Even if the table has lost 7 % of its
-/// entries, only one in two look-ups of 400 blocks meets any hole.
+/// entries, only one in two look-ups of 400 blocks meets a hole.
 const HOLES_MAX: u32 = 8;
 
 /// A look-up of one chain of blocks for the owners of one region.
@@ -32,24 +33,25 @@ pub(super) struct IndexLookup<'a> {
     pub(super) region: u16,
 }
 
-/// The part of a chain that an endpoint has cached, in hashes from the first.
+/// The part of a chain that an endpoint has cached, as a number of hashes from the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchLength {
-    /// Hashes that are estimated to be cached.
+    /// The number of hashes that are estimated to be cached.
     pub cached: u32,
-    /// `cached` plus the hashes received so long ago that only about half of them are still cached.
+    /// `cached` plus the number of hashes whose blocks the endpoint received so long ago that only
+    /// about half of these blocks are still cached.
     pub maybe_cached: u32,
 }
 
-/// The results for the owners of the region.
+/// The match length of each owner of the region.
 pub(super) type MatchLengths = [MatchLength; REGION_OWNERS];
 
-/// The lengths during a binary search.
+/// The state of a binary search for the lengths of all owners.
 struct MatchBounds {
-    /// Whether the search looks for cached blocks only, or for those that may be cached too.
+    /// Whether the search looks for cached blocks only, or also for maybe-cached blocks.
     cached: bool,
     lengths: [u32; REGION_OWNERS],
-    /// Owners whose last block found so far is only maybe cached, as bits.
+    /// The owners whose last block found so far is only maybe cached, as bits.
     stale: u8,
 }
 
@@ -81,8 +83,9 @@ impl IndexLookup<'_> {
         let Some(last) = self.blocks.len().checked_sub(1) else {
             return;
         };
-        // Most regions have nothing cached, and the look-up ends below. The second block is read
-        // too if the first may be lost, which happens only if its bucket was full.
+        // The first block decides for most regions, which have cached nothing: then the look-up
+        // ends below. The second block is read too if the table may have lost the first, which
+        // happens only if the bucket of the first was full.
         let mut any = self.seen_once(0);
         if self
             .blocks
@@ -122,8 +125,8 @@ impl IndexLookup<'_> {
         }
     }
 
-    /// Searches the lengths of the owners in `wanted`, which have at least `low` blocks and, except
-    /// for holes, at most `high`.
+    /// Searches for the lengths of the owners in `wanted`. Except for holes, each length is at
+    /// least `low` and at most `high`.
     fn bisect(
         &self,
         mut low: usize,
@@ -161,7 +164,8 @@ impl IndexLookup<'_> {
         self.bisect(low + 2, last, holed, holes_left.saturating_sub(1), reach);
     }
 
-    /// Does [`Self::seen`] outside the inner loop. It is not inlined, to keep the code small.
+    /// Does [`Self::seen`] for callers outside the inner loop. This function is not inlined, to
+    /// keep the code small.
     #[inline(never)]
     fn seen_once(&self, at: usize) -> OwnerBits {
         self.seen(at)
@@ -216,7 +220,8 @@ impl MatchBounds {
         }
     }
 
-    /// Records that these owners have this block, the last found for them so far.
+    /// Records that the owners in `owners` have this block, which is the last block found for them
+    /// so far.
     fn note(&mut self, seen: OwnerBits, owners: u8) {
         self.stale = self.stale & !owners | owners & !seen.cached;
     }

@@ -2,70 +2,71 @@
 //! an estimate of how much the endpoint has cached.
 //!
 //! Entries carry an id of 11 bits. Each (slot, generation) pair gets its own id, so that entries of
-//! a former generation stop matching at once, without a walk of the table. A retired id is reused
-//! only after a sweep of the whole table.
+//! a former generation stop matching immediately, without a walk of the table. A retired id is
+//! reused only after a sweep of the whole table.
 //!
 //! The estimate follows from the ages of the owner's entries, for each class
 //! ([`super::age_bands`]).
 //!
-//! The capacity that an engine reports is nominal: its blocks hold more or less text than the
-//! index's, and generated tokens fill the cache as well. So the cached tokens in the engine's
-//! replies correct it: an evicted block bounds the capacity, and a cached block beyond the estimate
-//! raises it.
+//! The capacity that an engine reports is nominal: the engine's blocks hold more or less text than
+//! the index's blocks, and generated tokens fill the cache as well. So the cached tokens in the
+//! engine's replies correct the capacity: an evicted block lowers the capacity, and a cached block
+//! beyond the estimate raises it.
 
 use super::age_bands::{AgeBands, EntryState, PARTS};
 use super::table::{BlockEntry, ByClass, EntryClass, NO_OWNER};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use std::collections::VecDeque;
 
-/// The maximum number of ids: one for each possible endpoint, and as many again for generations
-/// whose entries are not swept yet. Id 0 is [`NO_OWNER`].
+/// The maximum number of ids: one for each possible endpoint, and the same number for former
+/// generations whose entries are not swept yet. Id 0 is [`NO_OWNER`].
 pub(super) const OWNERS_MAX: usize = 2 * ENDPOINTS_MAX;
 
-// An entry has eleven bits for the id.
+// The ids must fit into an entry, which has eleven bits for the id.
 const _: () = assert!(OWNERS_MAX <= 1 << 11, "ids fit into an entry");
 
 /// The number of owners whose entries of a block share buckets, so that one probe answers for all
-/// of them. The price is that entries of a block that every endpoint has cached crowd together. If
-/// all blocks were like that, 5 % would be lost at the load for which the default table is sized.
-/// With four owners it would be 0.9 %, but each look-up would need twice as many probes.
+/// these owners. But if every endpoint has cached a block, the block's entries crowd together. If
+/// every endpoint had cached every block, 5 % of the entries would be lost at the load for which
+/// the default table is sized. With four owners, 0.9 % would be lost, but each look-up would need
+/// twice as many probes.
 pub(super) const REGION_OWNERS: usize = 8;
 
 pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 
-/// The maximum of the true capacity as a multiple of the reported one: text with two bytes per
-/// token, where Switchpoint assumes four.
+/// The maximum of the true capacity as a multiple of the reported capacity. Text with two bytes per
+/// token has this factor, because Switchpoint assumes four bytes per token.
 const CAPACITY_FACTOR_MAX: u32 = 2;
 
-/// How long ago an endpoint received a block, counted in blocks that it received since. Only the
-/// block's age band is known, so the count is a range.
+/// The number of blocks that an endpoint has received since it received one block. Only the age
+/// band of that block is known, so the number is a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReuseDistance {
-    /// Lower bound, in blocks.
+    /// The lower bound of the range, in blocks.
     pub at_least: u32,
-    /// Upper bound, in blocks, including the block itself.
+    /// The upper bound of the range, in blocks, including the block itself.
     pub at_most: u32,
 }
 
-/// All owners.
 pub(super) struct OwnerTable {
-    /// Owners by id.
     rows: Vec<Owner>,
-    /// The current generation of each slot, and its id, or [`NO_OWNER`] if it has none.
+    /// The current generation of each slot and the id of this generation, or [`NO_OWNER`] if the
+    /// slot has no owner.
     by_slot: Vec<(Generation, u16)>,
-    /// Ids whose entries are being swept, oldest first. Each becomes free when this many buckets
-    /// have been swept since the start.
+    /// The ids whose entries are being swept, oldest first. The second number of each pair is the
+    /// number of swept buckets, counted from the creation of the index, at which the id becomes
+    /// free.
     retired: VecDeque<(u16, u64)>,
-    /// All ids that were ever in use are below this one.
+    /// The lowest id that is above all ids that were ever in use.
     used: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Owner {
     state: OwnerState,
-    /// The capacity of the endpoint's cache as reported, in blocks.
+    /// The capacity of the endpoint's cache as the engine reports it, in blocks.
     nominal: u32,
-    /// The capacity, corrected by the cached tokens that the engine reports.
+    /// The capacity in blocks, corrected by the cached tokens that the engine reports.
     capacity: u32,
     bands: ByClass<AgeBands>,
     entries: u32,
@@ -112,7 +113,7 @@ impl OwnerTable {
             + self.rows.len() * size_of::<(u16, u64)>()
     }
 
-    /// Returns the id of `endpoint`, if it has one.
+    /// Returns the id of `endpoint`, if the endpoint has an id.
     pub(super) fn get(&self, endpoint: EndpointRef) -> Option<u16> {
         let &(generation, id) = self.by_slot.get(usize::from(endpoint.slot.0))?;
         (id != NO_OWNER && generation == endpoint.generation).then_some(id)
@@ -123,7 +124,8 @@ impl OwnerTable {
         usize::from(endpoint.slot.0) < self.by_slot.len()
     }
 
-    /// Assigns the lowest free id to `endpoint`, which must have none. `None` if no id is free.
+    /// Assigns the lowest free id to `endpoint`, which must have none. Returns `None` if no id is
+    /// free.
     pub(super) fn lend(&mut self, endpoint: EndpointRef, epochs: ByClass<u64>) -> Option<u16> {
         let slot = usize::from(endpoint.slot.0);
         let free = |row: &Owner| row.state == OwnerState::Free;
@@ -134,8 +136,8 @@ impl OwnerTable {
         Some(id as u16)
     }
 
-    /// Retires the id of the slot, whichever generation has it. The id becomes free when `clean_at`
-    /// buckets have been swept.
+    /// Retires the id of the slot, whichever generation has the id. The id becomes free when
+    /// `clean_at` buckets have been swept.
     pub(super) fn retire_slot(&mut self, endpoint: EndpointRef, clean_at: u64) {
         let Some((_, held)) = self.by_slot.get_mut(usize::from(endpoint.slot.0)) else {
             return;
@@ -153,7 +155,8 @@ impl OwnerTable {
         }
     }
 
-    /// Frees the ids that are due after this many swept buckets. Returns true when no id waits.
+    /// Frees the ids that become free after this many swept buckets. Returns true when no retired
+    /// id waits for the sweep.
     pub(super) fn swept(&mut self, buckets: u64) -> bool {
         while let Some(&(id, clean_at)) = self.retired.front()
             && clean_at <= buckets
@@ -181,8 +184,8 @@ impl OwnerTable {
         self.used.div_ceil(REGION_OWNERS) as u16
     }
 
-    /// Returns the state of `entry`, last touched in `epoch`; neither cached nor maybe cached if
-    /// the owner is not live.
+    /// Returns the state of `entry`, last touched in `epoch`; the entry is neither cached nor maybe
+    /// cached if the owner is not live.
     pub(super) fn holding(&self, entry: BlockEntry, epoch: u64) -> EntryState {
         self.row(entry.owner).map_or(EntryState::default(), |row| {
             row.bands.of(entry.class).state(epoch)
@@ -209,8 +212,8 @@ impl OwnerTable {
             .is_some_and(|row| blocks <= row.nominal.saturating_mul(CAPACITY_FACTOR_MAX))
     }
 
-    /// Sets the reported capacity. The learned correction stays as long as the reported value does
-    /// not change.
+    /// Sets the capacity that the engine reports, in blocks. The learned correction stays as long
+    /// as the reported value does not change.
     pub(super) fn set_capacity(&mut self, id: u16, nominal: u32) {
         if let Some(row) = self
             .rows
@@ -252,7 +255,7 @@ impl OwnerTable {
     }
 
     /// Updates `id` after touches of a class up to `epoch`: starts an age band when the newest is
-    /// full, and recomputes which entries are believed to be cached.
+    /// full, and recomputes which entries count as cached.
     pub(super) fn touched(&mut self, id: u16, class: EntryClass, epoch: u64) {
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
             let bands = row.bands.of_mut(class);
@@ -307,8 +310,8 @@ impl Owner {
         self.bands.claimed.settle(self.capacity);
     }
 
-    /// Raises the capacity by an eighth, up to a plausible maximum. An unlimited capacity stays as
-    /// it is.
+    /// Raises the capacity by an eighth, to at most [`CAPACITY_FACTOR_MAX`] times the reported
+    /// capacity. An unlimited capacity stays as it is.
     fn grow(&mut self) {
         let most = self.nominal.saturating_mul(CAPACITY_FACTOR_MAX);
         self.capacity = self
@@ -318,11 +321,11 @@ impl Owner {
         self.settle();
     }
 
-    /// Lowers the capacity to what one reported miss suggests, but by at most an eighth, like
-    /// `grow`. A larger step could be wrong, because running requests take cache memory only for a
-    /// while. If the capacity falls too low, no request is sent to the blocks beyond it, so no
-    /// report could raise it again. A missing block that is too recent to be evicted was not
-    /// computed yet, and is ignored.
+    /// Lowers the capacity to the number of blocks that one reported miss suggests, but by at most
+    /// an eighth, the step of `grow`. A larger step could be wrong, because running requests take
+    /// cache memory only for a while. If the capacity fell too low, no request would be sent to an
+    /// endpoint for blocks beyond the capacity, so no report could raise the capacity again. A
+    /// missing block that is too recent to be evicted was not computed yet, and is ignored.
     fn shrink(&mut self, ReuseDistance { at_least, at_most }: ReuseDistance) {
         let held = self.bands.confirmed.blocks();
         let believed = self.capacity.min(held);

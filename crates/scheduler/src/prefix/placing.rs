@@ -1,11 +1,12 @@
-//! Records blocks in the index, and removes them again.
+//! Records the blocks of prompts in the index, and removes claims again.
 //!
 //! Until the reply of an endpoint shows work, the blocks of a prompt are only *claimed*, because
 //! the endpoint may refuse the prompt. A claim counts as cached like a *confirmed* block, but takes
-//! no place from one. Each of the two classes has its own ages, epochs and estimate of what is
-//! cached, and in the table no claim replaces a confirmed block that is, or may be, cached. So a
-//! claim that is withdrawn, or was never true, has changed nothing for confirmed blocks. If a peer
-//! (another proxy) reports more picks than its share, the rest are claims as well.
+//! no place from a confirmed block. Each of the two classes has its own ages, epochs and estimate
+//! of what is cached, and in the table no claim replaces a confirmed block that is, or may be,
+//! cached. So a claim that is withdrawn, or was never true, has changed nothing for confirmed
+//! blocks. If a peer (another proxy) reports more picks than its share, the picks beyond the share
+//! are claims as well.
 
 use super::age_bands::EntryState;
 use super::hash::{BLOCKS_MAX, blocks_of, is_wide};
@@ -14,12 +15,12 @@ use super::owners::region;
 use super::table::{BlockEntry, BlockKey, EntryClass, EntryPosition, TouchInterval, age};
 use crate::endpoint::EndpointRef;
 
-/// Added to the rank of entries that are only `maybe_cached`. It is more than any age, so they are
-/// replaced before any cached entry.
+/// The number that is added to the rank of entries that are only `maybe_cached`. This number is
+/// more than the maximum age, so these entries are replaced before all cached entries.
 const DOUBTED: u32 = 1 << 16;
 
-/// Added to the rank of claims, so that they are replaced before any confirmed entry that is, or
-/// may be, cached.
+/// The number that is added to the rank of claims, so that claims are replaced before all confirmed
+/// entries that are, or may be, cached.
 const CLAIMED: u32 = 2 * DOUBTED;
 
 /// The number of blocks whose cache lines are fetched together. The table is far larger than the
@@ -30,24 +31,25 @@ const AT_ONCE: usize = 64;
 /// The origin of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockClaim {
-    /// A pick whose endpoint has not answered. The claim may be withdrawn.
+    /// The claim comes from a pick whose endpoint has not answered. A claim of this origin may be
+    /// withdrawn.
     Unconfirmed,
-    /// A report of a peer that reports more picks than its share.
+    /// The claim comes from a report of a peer that reports more picks than its share.
     OverShare,
 }
 
 // === impl PrefixIndex ===
 
 impl PrefixIndex {
-    /// Records that `endpoint` has a prompt with these hashes cached, first block first, and
-    /// refreshes entries that exist. `endpoint` must belong to the current snapshot, because
-    /// entries of another generation at its slot are dropped.
+    /// Records that `endpoint` has cached a prompt with these hashes, which begin with the first
+    /// block, and refreshes entries that exist. `endpoint` must belong to the current snapshot,
+    /// because entries of another generation at its slot are dropped.
     pub fn record(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let _ = self.confirm(endpoint, blocks);
     }
 
-    /// Does [`Self::record`], and returns how many of the hashes, from the first, were confirmed
-    /// and cached before.
+    /// Does [`Self::record`], and returns how many of the hashes, from the first, were already
+    /// confirmed and cached.
     pub fn confirm(&mut self, endpoint: EndpointRef, blocks: &[u64]) -> usize {
         let mut known = 0;
         self.touch_all(
@@ -62,8 +64,8 @@ impl PrefixIndex {
         known
     }
 
-    /// Records a claim that `endpoint` has these blocks. Blocks that are confirmed and cached there
-    /// stay as they are.
+    /// Records a claim that `endpoint` has these blocks. Blocks that are confirmed and cached at
+    /// `endpoint` do not change.
     pub fn claim(&mut self, endpoint: EndpointRef, blocks: &[u64], claim: BlockClaim) {
         self.touch_all(
             endpoint,
@@ -112,9 +114,9 @@ impl PrefixIndex {
         self.look_through(epoch - before);
     }
 
-    /// Removes the claims of these blocks of `endpoint`, which refused their prompt. Confirmed
-    /// blocks and claims of peers stay. Blocks that other prompts have also claimed there are
-    /// removed too, until they are recorded again.
+    /// Removes the claims of these blocks of `endpoint`, which refused the prompt with these
+    /// blocks. Confirmed blocks and claims of peers stay. Blocks that other prompts have also
+    /// claimed at `endpoint` are removed too, until they are recorded again.
     pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         self.remove_claims(endpoint, blocks, TouchInterval::is_withdrawable);
     }
@@ -147,8 +149,9 @@ impl PrefixIndex {
             .touched(owner, EntryClass::Claimed, self.epochs.claimed);
     }
 
-    /// Stamps the confirmed entry of `owner` and `block` with the current epoch. A claim becomes a
-    /// confirmed entry. Returns whether the block was confirmed and cached before.
+    /// Stamps the confirmed entry of `owner` and `block` with the current epoch. If the entry is a
+    /// claim, it becomes a confirmed entry. Returns whether the block was confirmed and cached
+    /// before.
     fn confirm_block(&mut self, owner: u16, block: u64) -> bool {
         let key = self.table.key(block, region(owner));
         let found = self.table.find_all(key, owner);
@@ -207,7 +210,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Replaces `old` at `place` by `new`, which is the same entry, touched once more.
+    /// Replaces `old` at `place` by `new`, which is the same entry after another touch.
     fn refresh(&mut self, place: EntryPosition, old: BlockEntry, mut new: BlockEntry) {
         let epoch = *self.epochs.of(new.class);
         let last = self.epoch_of(old);

@@ -1,24 +1,26 @@
-//! Finds entries of blocks that no endpoint has cached any more, which show why a part of a prompt
-//! is not cached.
+//! Finds entries of blocks that no endpoint has cached any more. These entries show why a part of a
+//! prompt is not cached.
 //!
-//! An entry outlives its block. Entries of evicted blocks stay in the table until others need their
-//! places. The entries of an endpoint that restarted or was removed stay until a sweep frees them
-//! ([`PrefixIndex::sweep`]). A prompt that is found only there was given to an endpoint before.
+//! An entry outlives its block. Entries of evicted blocks stay in the table until other entries
+//! need their places. The entries of an endpoint that restarted or was removed stay until a sweep
+//! frees them ([`PrefixIndex::sweep`]). If a prompt is found only in entries of these two kinds, an
+//! endpoint has received the prompt before.
 
 use super::index::PrefixIndex;
 use super::owners::region;
 
-/// How much of a prompt endpoints have ever received, in hashes from the first.
+/// The part of a prompt that endpoints have ever received, as a number of hashes from the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecalledLength {
-    /// The most that an endpoint that is still in the pool received; at least the `cached` hashes.
+    /// The longest part that an endpoint of the present pool has received; at least the `cached`
+    /// hashes.
     pub given: usize,
-    /// The most that any endpoint received, even if it has restarted since or was removed; at least
-    /// `given`.
+    /// The longest part that an endpoint has received, including endpoints that have restarted or
+    /// were removed; at least `given`.
     pub lost: usize,
 }
 
-/// Whether live owners, and former ones, have an entry of a block.
+/// Whether a live owner, and whether a former owner, has an entry of a block.
 #[derive(Clone, Copy, Default)]
 struct BlockTraces {
     live: bool,
@@ -26,10 +28,10 @@ struct BlockTraces {
 }
 
 impl PrefixIndex {
-    /// Finds how many of these hashes have entries beyond the first `cached`, which an endpoint has
-    /// or may have cached. If the next block has none, the search takes one probe for each region.
-    /// Otherwise it is a binary search, because an endpoint that received a block also received all
-    /// earlier blocks.
+    /// Finds how many of these hashes, from the first, have entries. The caller knows that an
+    /// endpoint has, or may have, cached the first `cached` hashes. If the next block has no entry,
+    /// the search takes one probe for each region. Otherwise it is a binary search, because an
+    /// endpoint that received a block also received all earlier blocks.
     pub fn recall(&self, blocks: &[u64], cached: usize) -> RecalledLength {
         let beyond = |from: usize, is_there: &dyn Fn(BlockTraces) -> bool| {
             let rest = blocks.get(from..).unwrap_or_default();
@@ -132,7 +134,7 @@ mod tests {
     #[test]
     fn blocks_of_a_restarted_endpoint_are_recalled_until_a_sweep() {
         let mut index = PrefixIndex::with_capacity(100_000);
-        // Endpoints in several regions.
+        // The entries belong to endpoints in several regions.
         (0..40)
             .for_each(|slot| index.record(endpoint(slot, 1), &prompt(1_000 + u64::from(slot), 10)));
         index.record(endpoint(33, 1), &prompt(0, 70));

@@ -1,12 +1,13 @@
 //! Chooses an endpoint for a prompt that is cached nowhere, by rendezvous hashing on the prompt's
 //! beginning, with bounded load.
 //!
-//! Proxies without a connection to each other agree on the choice, since slots and generations come
-//! from the daemon and are the same everywhere. A hash of the beginning and of an endpoint's
-//! identity gives the endpoint a number. The highest number wins, unless that endpoint already has
-//! more than its share of the load; then the next highest wins. So an endpoint that joins or leaves
-//! moves only its own prompts, and a prompt that every client sends overflows to other endpoints
-//! and does not overload one endpoint.
+//! Proxies without a connection to each other choose the same endpoint, since slots and generations
+//! come from the daemon and are the same everywhere. A hash of the beginning and of an endpoint's
+//! identity gives the endpoint a number. The endpoint with the highest number is chosen, unless
+//! this endpoint already has more than its share of the load; then the endpoint with the next
+//! highest number is chosen. So if an endpoint joins or leaves, only the prompts of this endpoint
+//! move. A prompt that every client sends overflows to other endpoints and does not overload one
+//! endpoint.
 //!
 //! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998);
 //! Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads" (2018).
@@ -20,8 +21,8 @@ const SHARE_NUMERATOR: u64 = 5;
 const SHARE_DENOMINATOR: u64 = 4;
 
 /// Returns the position among `endpoints` of the rendezvous endpoint for prompts that begin with
-/// `head`. `requests` gives the requests in flight at a position, or `None` if that endpoint may
-/// not be picked. Returns `None` if no endpoint may be picked.
+/// `head`. `requests` gives the requests in flight at a position, or `None` if the endpoint at this
+/// position may not be picked. Returns `None` if no endpoint may be picked.
 #[must_use]
 pub fn rendezvous_endpoint(
     head: u64,
@@ -32,8 +33,8 @@ pub fn rendezvous_endpoint(
     let (count, total) = may().fold((0_u64, 0_u64), |(count, total), (_, requests)| {
         (count + 1, total + requests)
     });
-    // The total includes the request to place. At least one endpoint has no more than the mean, so
-    // it is within the bound.
+    // The total includes the request for which this function chooses. At least one endpoint has no
+    // more than the mean, so this endpoint is within the bound.
     let bound = ((total + 1) * SHARE_NUMERATOR).div_ceil(count.max(1) * SHARE_DENOMINATOR);
     let within = may().filter(|(_, requests)| *requests < bound);
     within
@@ -125,8 +126,8 @@ mod tests {
     }
 
     proptest! {
-        /// An endpoint that leaves moves only its own prompts; the order of endpoints does not
-        /// matter.
+        /// Checks that only the prompts of an endpoint that leaves move, and that the order of the
+        /// endpoints does not matter.
         #[test]
         fn only_the_prompts_of_an_endpoint_that_left_move(head: u64, slots in prop::collection::btree_set(0..1024_u16, 2..40), removed: prop::sample::Index) {
             let all = endpoints(slots.iter().copied());

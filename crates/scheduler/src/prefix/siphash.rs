@@ -2,13 +2,13 @@
 //! the key, a digest reveals nothing about the message.
 //!
 //! Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF" (2012). With little-endian
-//! words of 8 bytes, the digests equal the paper's.
+//! words of 8 bytes, the digests equal the digests in the paper.
 
-/// The numbers of rounds after each word, and at the end.
+/// The number of rounds after each word. [`FINAL_ROUNDS`] is the number of rounds at the end.
 const COMPRESSION_ROUNDS: u32 = 2;
 const FINAL_ROUNDS: u32 = 4;
 
-/// A message being hashed.
+/// The state of hashing one message.
 #[derive(Clone, Debug)]
 pub(super) struct SipHash {
     v: [u64; 4],
@@ -19,7 +19,7 @@ pub(super) struct SipHash {
 
 impl SipHash {
     pub(super) fn new(key: u128) -> Self {
-        // The casts take the two halves of the key.
+        // The casts split the key into its two halves.
         let low = key as u64;
         let high = (key >> 64) as u64;
         Self {
@@ -33,7 +33,7 @@ impl SipHash {
         }
     }
 
-    #[inline(never)] // called from several places; kept out of line for size
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn word(&mut self, word: u64) {
         self.words += 1;
         self.mix(word);

@@ -1,10 +1,10 @@
-//! xxHash64, streaming, with a digest at any point of the stream.
+//! A streaming xxHash64, which gives a digest at every point of the stream.
 //!
 //! Source: Yann Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md, XXH64. In measurements
-//! it was the fastest 64-bit hash in wasm, which has no wide multiply. Its state carries over from
-//! block to block, so chaining takes no extra time.
+//! xxHash64 was the fastest 64-bit hash in wasm, which has no wide multiply. The state of the hash
+//! carries over from block to block, so chaining takes no extra time.
 
-/// The number of bytes that the four lanes process at a time.
+/// The number of bytes that the four lanes process in one step.
 pub(super) const STRIPE_BYTES: usize = 32;
 
 const PRIME_1: u64 = 0x9E37_79B1_85EB_CA87;
@@ -20,7 +20,7 @@ pub(crate) fn xxh64(bytes: &[u8]) -> u64 {
     hash.digest()
 }
 
-/// The state after some bytes.
+/// The state of the hash after the bytes so far.
 #[derive(Clone, Debug)]
 pub(super) struct Xxh64 {
     seed: u64,
@@ -69,7 +69,7 @@ impl Xxh64 {
         self.len
     }
 
-    /// Returns the hash of all bytes so far. More may follow.
+    /// Returns the hash of all bytes so far. More bytes may follow.
     pub(super) fn digest(&self) -> u64 {
         let [a, b, c, d] = self.lanes;
         let mut hash = if self.len < STRIPE_BYTES as u64 {
@@ -114,7 +114,7 @@ impl Xxh64 {
         avalanche(hash)
     }
 
-    /// Fills the pending stripe from `bytes`. Returns the rest of `bytes`.
+    /// Fills the incomplete stripe with bytes from `bytes`, and returns the other bytes.
     fn fill_pending<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         let (head, rest) = bytes.split_at(bytes.len().min(STRIPE_BYTES - self.pending_len));
         self.keep(head);
@@ -164,7 +164,7 @@ mod tests {
         state.digest()
     }
 
-    /// The input of xxHash's own sanity check.
+    /// Returns the input of the sanity check in the xxHash project.
     fn sanity(len: usize) -> Vec<u8> {
         let start = 2_654_435_761_u64;
         std::iter::successors(Some(start), |x| {

@@ -45,7 +45,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The smallest block, in tokens; llm-d clamps to the same value.
+/// The minimum size of a block, in tokens. llm-d clamps the size to the same minimum.
 const BLOCK_TOKENS_MIN: u32 = 64;
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {

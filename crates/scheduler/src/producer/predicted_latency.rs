@@ -1,8 +1,8 @@
 //! `predicted-latency-producer` and `slo-request-tracker`: set how latency is predicted and
 //! compared with SLOs.
 //!
-//! Predictions and the queues of running requests do not need these plugins, which only change
-//! settings. A flag of the daemon switches prediction on.
+//! Predictions and the queues of running requests also work without these plugins, which only
+//! change settings. A flag of the daemon switches prediction on.
 
 use crate::plugin::{
     InvalidParameter, Parameter, Parameters, RequiredState, producer_name, readable,
@@ -95,7 +95,7 @@ impl LatencySettings {
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         parameters.number("samplingMean", 0.0..=1e9)?;
         parameters.integer("maxDecodeTokenSamplesForPrediction", 0..=u32::MAX)?;
-        // The factor has a few digits, so an f32 is precise enough.
+        // An f32 is precise enough, because the factor has a few digits.
         let slo_buffer_factor = parameters.number("sloBufferFactor", 0.001..=10.0)? as f32;
         let percentile = parameters.choice(
             "percentile",

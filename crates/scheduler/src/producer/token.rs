@@ -1,6 +1,7 @@
 //! `token-producer`: estimates the tokens of a prompt. The producer neither runs nor calls a
-//! tokenizer. Four bytes per token is right within a factor of two over languages and code. Replies
-//! correct the number, and plugins only compare endpoints for one prompt.
+//! tokenizer. The estimate of four bytes per token is right within a factor of two over languages
+//! and code. This is enough, because replies correct the number, and plugins only compare endpoints
+//! for one prompt.
 
 use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};

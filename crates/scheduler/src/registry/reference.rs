@@ -6,7 +6,7 @@ use super::PLUGINS;
 use crate::plugin::{Parameter, producer_name};
 use crate::plugin_type::{PluginKind, PluginType};
 
-/// The sections of the page, in order.
+/// The titles of the page's sections, in order, and the kind of plugin in each section.
 const TITLES: [(&str, PluginKind); 12] = [
     ("Filters", PluginKind::Filter),
     ("Scorers", PluginKind::Scorer),
@@ -25,16 +25,17 @@ const TITLES: [(&str, PluginKind); 12] = [
 /// The start of the doc of a parameter without effect.
 const NO_EFFECT: &str = "no effect";
 
-/// Width of the lines of the page, except tables.
+/// The maximum width, in characters, of the lines of the page, except tables.
 const WIDTH: usize = 120;
 
 /// The start of the `source` of most plugins, which the page states once.
 const LLM_D: &str = "llm-d-router, ";
 
-/// The beginning of the description of state that engines report.
+/// The beginning of the description of a state that engines report.
 const SCRAPED: &str = "scraped: ";
 
-/// A plugin with at least this many parameters of an earlier plugin refers to it.
+/// The minimum number of parameters that a plugin shares with an earlier plugin so that the page
+/// refers to the earlier plugin instead of repeating them.
 const SHARED_MIN: usize = 2;
 
 /// Returns every plugin with its formula, source, parameters and defaults, as Markdown.
@@ -59,7 +60,7 @@ pub fn reference_markdown() -> String {
 }
 
 fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType]) {
-    // Writing to a String cannot fail.
+    // The result is ignored, because writing to a String cannot fail.
     let _ = writeln!(page, "### `{}`\n\n{}\n", plugin.name, wrap(plugin.doc));
     let origin = origin(plugin);
     if !origin.is_empty() {
@@ -77,7 +78,8 @@ fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType])
             .filter(|parameter| other.parameters.contains(parameter))
             .count()
     };
-    // The first of the earlier plugins that share most parameters.
+    // The page refers to the earlier plugin that shares the most parameters; if several do, to the
+    // first of them.
     let like = earlier
         .iter()
         .rev()
@@ -137,8 +139,8 @@ fn introduction() -> String {
     )
 }
 
-/// Returns the source of a plugin, if it is not llm-d-router alone, and the state that the plugin
-/// reads.
+/// Returns the source of a plugin, unless the source is only llm-d-router, and the state that the
+/// plugin reads.
 fn origin(plugin: &PluginType) -> String {
     let llm_d_alone = plugin.source.starts_with(LLM_D) && !plugin.source.contains([';', '(']);
     let source = if llm_d_alone {
@@ -168,7 +170,7 @@ fn origin(plugin: &PluginType) -> String {
         .join(" ")
 }
 
-/// Lists the parameters without effect, those with the same reason together.
+/// Lists the parameters without effect, and puts parameters with the same reason together.
 fn without_effect(idle: &[&Parameter]) -> String {
     let mut reasons: Vec<&str> = idle.iter().map(|parameter| parameter.doc).collect();
     reasons.dedup();
@@ -237,7 +239,8 @@ mod tests {
             TITLES.len(),
             "each kind once"
         );
-        // In configuration files, the section flowControl is not declared as a plugin.
+        // Flow control is left out, because configuration files do not declare the section
+        // flowControl as a plugin.
         let declared = || {
             PLUGINS
                 .iter()

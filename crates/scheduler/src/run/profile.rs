@@ -2,8 +2,8 @@
 
 use crate::plugin::{Decider, Filter, Picker, Scorer, Shedder};
 
-/// A profile that is ready to run. Each use of a plugin has its own instance. Plugins keep no data
-/// between requests.
+/// A profile that is ready to run. Each use of a plugin has a separate instance. Plugins keep no
+/// data between requests.
 #[derive(Debug)]
 pub(crate) struct Profile {
     pub(crate) name: Box<str>,

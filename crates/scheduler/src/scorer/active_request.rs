@@ -1,5 +1,5 @@
 //! `active-request-scorer`: an endpoint with fewer requests in flight is better. The in-flight
-//! ledger counts them, so their number is never stale or unknown.
+//! ledger counts these requests, so their number is never stale or unknown.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
@@ -45,7 +45,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl ActiveRequestScorer {
     fn rate(&self, requests: f32, max: f32) -> f32 {
-        // If `requests` exceeds the threshold, it is above 0, and so is `max`.
+        // The division is safe: if `requests` exceeds the threshold, it is above 0, and so is
+        // `max`.
         if requests <= self.idle_threshold {
             1.0
         } else {
@@ -67,7 +68,8 @@ impl Scorer for ActiveRequestScorer {
     }
 }
 
-// The cast is exact up to 2^24, and no proxy has so many requests in flight.
+// Converts a count of requests. The cast is exact up to 2^24, and no proxy has so many requests in
+// flight.
 fn whole(count: u32) -> f32 {
     count as f32
 }

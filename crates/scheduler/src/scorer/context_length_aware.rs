@@ -1,10 +1,11 @@
-//! `context-length-aware`: prefers endpoints that are set up for prompts of this length, by their
-//! label.
+//! `context-length-aware`: prefers endpoints whose label says that they are set up for prompts of
+//! the request's length.
 //!
 //! The label names a range of prompt lengths. An endpoint whose range contains the prompt always
-//! beats one whose range does not. Among the former, narrower ranges and more room above the prompt
-//! are better. Among the latter, nearer ranges are better. With `enableFiltering` the plugin also
-//! drops endpoints whose range excludes the prompt, before any scorer runs.
+//! gets a higher score than an endpoint whose range does not. Of two ranges that contain the
+//! prompt, a narrower range, and a range with more room above the prompt, is better. Of two ranges
+//! that do not, the range nearer to the prompt's length is better. With `enableFiltering` the
+//! plugin also drops endpoints whose range excludes the prompt, before the first scorer runs.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
@@ -41,12 +42,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// Scores out of range reach up to this number, and scores in range begin at it.
+/// The maximum score of an endpoint whose range does not contain the prompt, and the minimum score
+/// of an endpoint whose range does.
 const OUT_OF_RANGE_BELOW: f64 = 0.3;
-/// The share of the score in range that the width of the range decides; the room above the prompt
-/// decides the rest.
+/// The weight of the range's width in the score of an endpoint whose range contains the prompt. The
+/// room above the prompt has the rest of the weight.
 const WIDTH_SHARE: f64 = 0.7;
-/// The width of a range, and the distance from it, that halve the score.
+/// The width of a range that halves the width's part of the score, in tokens.
+/// [`DISTANCE_SCALE_TOKENS`] is the distance from a range that halves the score.
 const WIDTH_SCALE_TOKENS: f64 = 10_000.0;
 const DISTANCE_SCALE_TOKENS: f64 = 1_000.0;
 
@@ -104,7 +107,7 @@ impl ContextLengthRange {
             let fit = WIDTH_SHARE / (1.0 + width / WIDTH_SCALE_TOKENS) + (1.0 - WIDTH_SHARE) * room;
             OUT_OF_RANGE_BELOW + (1.0 - OUT_OF_RANGE_BELOW) * fit
         };
-        // A score is from 0 to 1, so an f32 is precise enough.
+        // An f32 is precise enough, because a score is from 0 to 1.
         score as f32
     }
 }

@@ -1,4 +1,5 @@
-//! `endpoint-attribute-scorer`: scores by any metric of the engine that `customMetrics` configures.
+//! `endpoint-attribute-scorer`: scores endpoints by one metric of the engine that `customMetrics`
+//! configures.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
@@ -52,9 +53,10 @@ const FIXED_RANGE: &[Parameter] = &[
 #[derive(Debug)]
 struct EndpointAttributeScorer {
     key: Box<str>,
-    /// 1 if lower is better, -1 if higher is better.
+    /// The factor of the value: 1 if a lower value is better, -1 if a higher value is better.
     sign: f32,
-    /// Minimum and maximum. `None` means those of the candidates.
+    /// The minimum and the maximum of the value. `None` means the minimum and the maximum over the
+    /// candidates.
     range: Option<(f32, f32)>,
 }
 

@@ -1,22 +1,22 @@
-//! `latency-scorer` and `slo-scorer`: prefer endpoints that meet all SLOs, and rank them by
-//! headroom (SLO minus predicted latency).
+//! `latency-scorer` and `slo-scorer`, which prefer endpoints that meet all SLOs, and rank these
+//! endpoints by headroom (SLO minus predicted latency).
 //!
 //! Each endpoint is in a tier, and only the endpoints of the best tier in use are scored:
 //!
 //! ```text
-//!  Meets      all SLOs are met: the request's own, and the lowest of the requests there
-//!  Idle       not met, but nothing is in flight there, so no other request is late
+//!  Meets      all SLOs are met: the request's own, and the lowest of the requests at the endpoint
+//!  Idle       not met, but nothing is in flight at the endpoint, so no other request is late
 //!  TpotLate   only TPOT is too long
 //!  TtftLate   only TTFT is too long
 //!  BothLate   both are too long
 //! ```
 //! Within a tier, both headrooms are scaled to 0..1 (min-max) and blended. A headroom that is equal
 //! everywhere has no effect. If SLOs are met, the strategy decides whether little headroom is
-//! better (pack, which keeps room for large requests) or much (spread). Otherwise the smallest
-//! excess is best.
+//! better (pack, which keeps room for large requests) or much headroom (spread). If SLOs are not
+//! met, the endpoint that exceeds them least is best.
 //!
-//! An endpoint without a prediction gets the mean of the scored endpoints. If there is no
-//! prediction at all, a mix of KV cache, queue and prefix is used (llm-d's composite).
+//! An endpoint without a prediction gets the mean score of the scored endpoints. If no endpoint has
+//! a prediction, the score is a mix of KV cache, queue and prefix (llm-d's composite).
 
 use super::{PREFIX_PRODUCER, rate};
 use crate::endpoint::EndpointIndex;
@@ -28,8 +28,9 @@ use crate::plugin::{
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::predictions::{EndpointPrediction, Headroom};
 
-/// Whether endpoints with little or with much headroom get the higher score. If a file does not
-/// give the parameter, the daemon takes it from its environment.
+/// The parameter that says whether endpoints with little or with much headroom get the higher
+/// score. If the configuration does not set this parameter, the daemon takes the value from its
+/// environment.
 const STRATEGY: Parameter = Parameter::text(
     "headroomSelectionStrategy",
     "least",
@@ -132,7 +133,7 @@ const NEEDS: &[RequiredState] = &[
     RequiredState::Metric(&KV_CACHE_UTILIZATION),
 ];
 
-/// Which headroom gets the higher score at endpoints that meet the SLOs.
+/// Whether little or much headroom gets the higher score at endpoints that meet the SLOs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeadroomStrategy {
     Least,
@@ -154,7 +155,7 @@ struct LatencyScorer {
     ttft_weight: f64,
     tpot_weight: f64,
     strategy: HeadroomStrategy,
-    /// Weights of free KV cache, queue and prefix; their sum is 1.
+    /// The weights of free KV cache, queue and prefix. The sum of the weights is 1.
     composite: [f32; 3],
 }
 
@@ -164,7 +165,7 @@ struct SloScorer {
     exploration_share: f64,
 }
 
-/// Sheds requests below a priority if no endpoint would serve them in time.
+/// Sheds requests below a priority if no endpoint would serve these requests in time.
 #[derive(Debug)]
 struct SloShedder {
     below_priority: i32,
@@ -207,8 +208,9 @@ impl LatencyScorer {
         })
     }
 
-    /// Scores the endpoints of the best tier. Those of other tiers get 0, and endpoints without a
-    /// prediction the mean of the best tier. Returns false if there is no prediction at all.
+    /// Scores the endpoints of the best tier. The endpoints of other tiers get 0, and endpoints
+    /// without a prediction get the mean score of the best tier. Returns false if no endpoint has a
+    /// prediction.
     fn score_best_tier(
         &self,
         context: &Context<'_>,
@@ -253,8 +255,8 @@ impl LatencyScorer {
         true
     }
 
-    /// Returns the weights of both headrooms. If only one of them differs between endpoints, the
-    /// other gets 0.
+    /// Returns the weights of the TTFT headroom and the TPOT headroom. If only one headroom differs
+    /// between endpoints, the other headroom gets weight 0.
     fn weights(&self, ttft: HeadroomRange, tpot: HeadroomRange) -> (f64, f64) {
         let sum = self.ttft_weight + self.tpot_weight;
         match (ttft.separates(), tpot.separates()) {
@@ -330,8 +332,9 @@ impl Scorer for SloScorer {
         let total: f32 = scores.iter().sum();
         let others = scores.iter().filter(|score| **score <= 0.0).count();
         if others > 0 {
-            // The other endpoints together get this share of all weights, in equal parts. The
-            // result is at most the total of the scores, so an f32 is precise enough.
+            // The endpoints outside the best tier together get `exploration_share` of all weights,
+            // in equal parts. The result is at most the total of the scores, so an f32 is precise
+            // enough.
             let each = (self.exploration_share / (1.0 - self.exploration_share) * f64::from(total)
                 / others as f64) as f32;
             scores
@@ -379,8 +382,8 @@ impl HeadroomRange {
         self.greatest - self.least > Self::NOTHING
     }
 
-    /// Returns the position of `headroom` between minimum and maximum, 0 to 1: 0.5 if both are
-    /// nearly equal, 1 without a limit.
+    /// Returns the position of `headroom` between minimum and maximum, from 0 to 1. Returns 0.5 if
+    /// minimum and maximum are nearly equal, and 1 if the headroom is unlimited.
     fn place(self, headroom: Headroom) -> f64 {
         let size = size(headroom);
         if !self.separates() {
@@ -397,7 +400,7 @@ fn size(headroom: Headroom) -> f64 {
     f64::from(headroom.left_ms()).abs()
 }
 
-/// Rounds a preference to hundredths, at least one.
+/// Rounds a preference down to hundredths, and adds one hundredth.
 // The number of hundredths is from 1 to 101, so an f32 is precise enough.
 fn graded(preference: f64) -> f32 {
     ((libm::floor(preference * 100.0) + 1.0) / 100.0) as f32

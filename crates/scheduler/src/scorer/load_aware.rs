@@ -23,7 +23,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The score of an empty queue. The rest up to 1 is left to other scorers.
+/// The score of an endpoint with an empty queue. The score is below 1, so that other scorers have
+/// more weight.
 const IDLE: f32 = 0.5;
 
 #[derive(Debug)]
@@ -32,7 +33,7 @@ struct LoadAwareScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    // The cast is exact up to 2^24, and no queue is longer.
+    // The cast is exact where it matters: up to 2^24, and no queue is longer.
     let threshold = parameters.integer("threshold", 1..=u32::MAX)? as f32;
     Ok(Plugin::Scorer(Box::new(LoadAwareScorer { threshold })))
 }

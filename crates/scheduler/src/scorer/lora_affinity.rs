@@ -1,12 +1,13 @@
-//! `lora-affinity-scorer`: prefers endpoints that have the adapter loaded, then those with room for
-//! it.
+//! `lora-affinity-scorer`: prefers endpoints that have loaded the request's adapter, then endpoints
+//! with room for this adapter.
 //!
 //! An engine reports only the adapters in use at the moment of the scrape. Between two requests for
-//! an adapter, it does not report the adapter, although it still has it in memory. With these
-//! reports alone, every request of a rare adapter would be sent to an endpoint that has to load it,
-//! and would evict an adapter that is needed next. So the scorer also uses the adapters of past
-//! requests ([`AdapterRoom`]). An adapter stays where it was used last. If an adapter must be
-//! evicted, the scorer chooses the adapter that the pool has not used for longest.
+//! an adapter, the engine does not report the adapter, although the adapter is still in memory.
+//! With these reports alone, every request of a rare adapter would be sent to an endpoint that has
+//! to load it, and would evict an adapter that is needed next. So the scorer also uses the adapters
+//! of past requests ([`AdapterRoom`]). An adapter stays at the endpoint at which it was used last.
+//! If an adapter must be evicted, the scorer chooses the adapter that the pool has not used for
+//! longest.
 
 use crate::endpoint::EndpointIndex;
 use crate::local_state::AdapterRoom;
@@ -34,16 +35,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const LOADED: f32 = 1.0;
 const ROOM: f32 = 0.8;
 const WAITING: f32 = 0.6;
-/// The maximum score of an endpoint that must evict an adapter. It is below [`WAITING`], because to
-/// wait in a queue costs less than two loads: of the request's adapter now, and of the evicted one
-/// later.
+/// The maximum score of an endpoint that must evict an adapter. This score is below [`WAITING`],
+/// because to wait in a queue costs less than two loads: of the request's adapter now, and of the
+/// evicted adapter later.
 const DISPLACING_MAX: f32 = 0.5;
 const FULL: f32 = 0.0;
 
 #[derive(Debug)]
 struct LoraAffinityScorer;
 
-/// The engine's report on an adapter.
+/// The state of one adapter in the engine's report.
 #[derive(Clone, Copy)]
 enum AdapterReport {
     Running,
@@ -71,8 +72,8 @@ impl AdapterReport {
     }
 }
 
-/// Returns the score of an endpoint. `displaced` is the last use of the adapter that each candidate
-/// would evict, sorted.
+/// Returns the score of an endpoint. `displaced` has, for each candidate that would evict an
+/// adapter, the last use of that adapter. These numbers are sorted.
 fn score(report: Option<AdapterReport>, room: AdapterRoom, displaced: &[u64]) -> Option<f32> {
     Some(match (report, room) {
         (None, AdapterRoom::Unknown) => return None,

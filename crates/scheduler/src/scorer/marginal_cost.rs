@@ -1,28 +1,30 @@
-//! `marginal-cost-scorer`: the best endpoint is where the request costs least. The cost is the
-//! request's own time, and the time by which it delays the requests already there.
+//! `marginal-cost-scorer`: the best endpoint is where the request costs least. The cost is the time
+//! of the request itself, and the time by which it delays the requests that are already at the
+//! endpoint.
 //!
 //! [`cost`] has the formula, its terms and its symbols. Most inputs are known at the pick from the
 //! in-flight ledger, the prefix index and the step model, which the daemon learns online. Metrics
-//! of the engine improve the estimate but are not needed. Token counts are estimates. The step
-//! model is learned from the same estimates, so a different tokenizer only changes its
-//! coefficients.
+//! of the engine improve the cost estimate but are not needed. Token counts are estimates. The step
+//! model is learned from the same estimates, so a different tokenizer only changes the coefficients
+//! of the step model.
 //!
-//! - Score: lowest cost / cost. 1 is the best, and an endpoint that costs twice as much gets 0.5.
-//! - Costs within 2 % or 1 ms of the lowest are equal, because the model is no more exact than
-//!   that. Among equal endpoints, the endpoint with the fewest requests in flight is best, then the
-//!   endpoint that was picked least recently. So endpoints that all seem free still get an even
-//!   load.
-//! - Tokens that an endpoint recomputes although another one has them cached (`u - m`) delay its
-//!   requests. Where memory is scarce, they also evict tokens that will be computed again. These
-//!   costs keep requests where their prefix is cached. The cost of a prefix that many requests
-//!   share is divided among them, so the prefix is copied to endpoints with less load.
-//! - An endpoint that fails at once has no requests in flight and would look cheapest. So the term
-//!   `failure` adds the time that a patient client would have waited for a reply.
-//! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading an
-//!   adapter costs `adapterLoadMs`. A load that evicts another adapter costs sixteen times as much,
-//!   because the evicted adapter will be needed again and will evict a third adapter. The factor
-//!   comes from simulation: 8 is too low if loads take twice as long as configured, and 32 keeps
-//!   requests in queues.
+//! - Score: lowest cost / cost. The score 1 is the best, and an endpoint that costs twice as much
+//!   gets 0.5.
+//! - Costs within 2 % or 1 ms of the lowest are equal, because the model is not more exact. Among
+//!   equal endpoints, the endpoint with the fewest requests in flight is best, then the endpoint
+//!   that was picked least recently. So endpoints that all seem free get an even load.
+//! - If an endpoint recomputes tokens that another endpoint has cached (`u - m`), this work delays
+//!   the requests of the endpoint. Where memory is scarce, the recomputed tokens also evict tokens
+//!   that will be computed again. These costs keep requests where their prefix is cached. The cost
+//!   of a prefix that many requests share is divided among them, so the prefix is copied to
+//!   endpoints with less load.
+//! - An endpoint that fails immediately has no requests in flight and would look cheapest. So the
+//!   term `failure` adds the time that a patient client would have waited for a reply.
+//! - An adapter costs nothing if the endpoint has loaded it, or if this proxy recently used it at
+//!   this endpoint. Loading an adapter costs `adapterLoadMs`. A load that evicts another adapter
+//!   costs sixteen times as much, because the evicted adapter will be needed again and will evict a
+//!   third adapter. The factor comes from simulation: 8 is too low if loads take twice as long as
+//!   configured, and 32 keeps requests in queues.
 
 mod cost;
 
@@ -97,16 +99,17 @@ const fn without_effect(name: &'static str) -> Parameter {
     )
 }
 
-/// The time to load an adapter is multiplied by this number if the adapter evicts another.
+/// The factor of the time to load an adapter if the loaded adapter evicts another adapter.
 const EVICTING_LOAD_FACTOR: f32 = 16.0;
 
-/// Costs that exceed the lowest by at most this share, or by [`EQUAL_MS`], count as equal, because
-/// the step model is no more exact.
+/// The share of the lowest cost by which equal costs may differ. A cost that exceeds the lowest by
+/// at most this share, or by [`EQUAL_MS`], counts as equal, because the step model is not more
+/// exact.
 const EQUAL_SHARE: f32 = 0.02;
 const EQUAL_MS: f32 = 1.0;
 
-/// Scores of endpoints with equal cost differ by at most this much. The span is less than
-/// [`EQUAL_SHARE`], so their scores stay above the score of every endpoint that costs more.
+/// The maximum difference between the scores of endpoints with equal cost. This difference is less
+/// than [`EQUAL_SHARE`], so these scores stay above the score of every endpoint that costs more.
 const EQUAL_SPAN: f32 = 0.01;
 
 #[derive(Debug)]
@@ -116,7 +119,7 @@ struct MarginalCostScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    // The parameters have a few digits, so an f32 is precise enough.
+    // An f32 is precise enough, because the parameters have a few digits.
     let number = |name, max| {
         parameters
             .number(name, 0.0..=max)
@@ -152,7 +155,7 @@ impl Scorer for MarginalCostScorer {
         let mut lowest = f32::INFINITY;
         for (score, endpoint) in scores.iter_mut().zip(&inputs) {
             let cost = Cost::estimate(&self.weights, &request, endpoint).total();
-            // Extreme coefficients can make the cost overflow.
+            // The cost is limited, because extreme coefficients can make it overflow.
             *score = if cost.is_finite() { cost } else { f32::MAX };
             lowest = lowest.min(*score);
         }
@@ -189,7 +192,7 @@ impl Scorer for MarginalCostScorer {
 }
 
 impl MarginalCostScorer {
-    /// Returns the inputs of each candidate, in order.
+    /// Returns the inputs of each candidate, in the order of the candidates.
     fn endpoint_inputs(
         &self,
         context: &Context<'_>,
@@ -255,8 +258,8 @@ fn request_inputs<'a>(context: &Context<'a>, endpoints: &[EndpointInputs]) -> Re
     }
 }
 
-/// Returns the KV memory as the engine reports it. `None` if the engine does not report it, or if
-/// the metrics are stale.
+/// Returns the KV memory that the engine reports. Returns `None` if the engine does not report it,
+/// or if the metrics are stale.
 fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory> {
     let metrics = context.metrics(endpoint)?;
     let capacity = float(u64::from(metrics.kv_blocks?) * u64::from(metrics.kv_block_tokens?));
@@ -267,8 +270,8 @@ fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory>
     (capacity > 0.0).then_some(KvMemory { capacity, used })
 }
 
-/// Scores endpoints with equal cost by their key. The lowest key gets 1, and equal keys get equal
-/// scores.
+/// Scores the endpoints with equal cost by their keys. The lowest key gets 1, and equal keys get
+/// equal scores.
 fn score_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
     sort_by(&mut equals, |(one, _), (other, _)| one < other);
     let count = float(equals.len() as u64);

@@ -1,9 +1,11 @@
 //! `no-hit-lru-scorer`: spreads requests whose prefix is cached nowhere, so that caches grow
-//! evenly. The longer ago an endpoint got such a request, the better.
+//! evenly. The longer ago an endpoint got a request whose prefix was cached nowhere, the better is
+//! its score.
 //!
 //! The plugin holds no state, because the proxy records picks of uncached requests
-//! ([`crate::LocalState::last_cold_picks`]). Endpoints without such a pick all get the best score,
-//! so the choice among them is random. llm-d scores them by their position.
+//! ([`crate::LocalState::last_cold_picks`]). Endpoints without a recorded pick all get the best
+//! score, so the choice among these endpoints is random. llm-d scores these endpoints by their
+//! position.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
@@ -45,8 +47,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl NoHitLruScorer {
-    /// Writes a score for each endpoint from the number of its last such pick. The numbers grow
-    /// with every pick, and 0 means never.
+    /// Writes a score for each endpoint from the number of its last pick for an uncached request.
+    /// The numbers grow with every pick, and 0 means never.
     fn rate(&self, picks: &[u64], scores: &mut [f32]) {
         let mut sorted = picks.to_vec();
         sort_by(&mut sorted, |a, b| a < b);

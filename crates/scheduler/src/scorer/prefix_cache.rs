@@ -1,4 +1,4 @@
-//! `prefix-cache-scorer`: the more of the prompt an endpoint is estimated to have cached, the
+//! `prefix-cache-scorer`: an endpoint that is estimated to have cached more of the prompt is
 //! better.
 
 use crate::endpoint::EndpointIndex;
@@ -53,7 +53,7 @@ impl PrefixCacheScorer {
         let ratio = f64::from(matched_blocks.min(blocks)) / f64::from(blocks);
         let matched_tokens = f64::from(matched_blocks.min(blocks)) * f64::from(block_tokens);
         let length = (matched_tokens / f64::from(self.length_scale_tokens)).min(1.0);
-        // A score is from 0 to 1, so an f32 is precise enough.
+        // An f32 is precise enough, because a score is from 0 to 1.
         (self.length_weight * length * length + (1.0 - self.length_weight) * ratio) as f32
     }
 }

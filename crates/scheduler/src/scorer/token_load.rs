@@ -1,4 +1,4 @@
-//! `token-load-scorer`: an endpoint with less prefill work, this request included, is better.
+//! `token-load-scorer`: an endpoint with less prefill work, including this request, is better.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
@@ -42,7 +42,7 @@ impl TokenLoadScorer {
         let over = u32::try_from(tokens)
             .unwrap_or(u32::MAX)
             .min(self.threshold_tokens);
-        // A score is from 0 to 1, so an f32 is precise enough.
+        // An f32 is precise enough, because a score is from 0 to 1.
         (1.0 - f64::from(over) / f64::from(self.threshold_tokens)) as f32
     }
 }

@@ -13,14 +13,14 @@ use scheduler::{
 
 use crate::case::DecisionCase;
 
-/// TTFT and TPOT by the model, ms.
+/// The TTFT and TPOT that the model predicts at each endpoint, in ms.
 const PREDICTED: [[f32; 2]; 4] = [[190.0, 10.0], [150.0, 45.0], [110.0, 30.0], [400.0, 30.0]];
 
 fn snapshot() -> Snapshot {
     snapshot_with("")
 }
 
-/// The snapshot with further plugins in its pipeline.
+/// Returns the snapshot with further plugins in its pipeline.
 fn snapshot_with(plugins: &str) -> Snapshot {
     let rows: String = PREDICTED
         .iter()
@@ -173,7 +173,8 @@ fn an_slo_that_an_idle_endpoint_could_not_keep_does_not_count() {
             with_local(|local| tracked_slo(&snapshot, &request, local, first)).counts;
         (ttft_us.is_some(), tpot_us.is_some())
     };
-    // 370 ms of prefill, then 16 ms per token; a short prompt takes 25 and 9.
+    // The long request takes 370 ms of prefill, then 16 ms per token. A short prompt takes 25 ms
+    // and 9 ms.
     assert_eq!(
         [(200, 12), (200, 20), (600, 12)].map(|(ttft, tpot)| counts(7_000, slo(ttft, tpot))),
         [(false, false), (false, true), (true, false)]

@@ -56,9 +56,9 @@ pub struct EndpointCase {
     pub last_cold_pick: u64,
     pub last_pick: u64,
     pub adapter_room: AdapterRoom,
-    /// TTFT and TPOT that the model predicts there, ms.
+    /// The TTFT and TPOT that the model predicts at this endpoint, in ms.
     pub predicted: Option<(f32, f32)>,
-    /// SLO of the first request in flight there.
+    /// The SLO of the first request in flight at this endpoint.
     pub slo: Slo,
 }
 
@@ -405,7 +405,8 @@ impl DecisionCase {
         let model = predicted.fold(
             LatencyModel::constant(100.0, 20.0),
             |model, (id, (ttft, tpot))| {
-                model.with_endpoint(id, ttft / 100.0, tpot / 20.0) // one model for all, and a factor for each endpoint
+                // All endpoints have one model, and each endpoint has a factor.
+                model.with_endpoint(id, ttft / 100.0, tpot / 20.0)
             },
         );
         let any = self.pool.iter().any(|row| row.predicted.is_some());
@@ -435,7 +436,7 @@ impl DecisionCase {
                 }
             }
         }
-        // The order of these admissions means nothing, so set the last picks from the rows.
+        // The order of these admissions means nothing, so the rows set the last picks.
         self.pool
             .iter()
             .for_each(|row| in_flight.picked_at(row.endpoint.id, row.last_pick));
@@ -522,7 +523,7 @@ impl DecisionCase {
     }
 }
 
-/// Reads milliseconds as µs; `-` is none.
+/// Reads milliseconds as µs. `-` means no value.
 fn micros(text: &str) -> Result<Option<u32>, String> {
     let us = |ms: u32| {
         ms.checked_mul(1_000)

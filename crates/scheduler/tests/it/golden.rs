@@ -6,7 +6,7 @@ use scheduler::Decision;
 
 use crate::case::{DecisionCase, Digits};
 
-/// Every golden file with its text, by name.
+/// Returns every golden file with its text, by name.
 pub fn files() -> Vec<(PathBuf, String)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
@@ -81,8 +81,8 @@ fn a_case_that_is_wrong_says_where() {
     }
 }
 
-/// Endpoints 0 and 3 are in time. Endpoints 1 and 2 are late, although a second scorer ranks them
-/// best, and answered last.
+/// A case in which endpoints 0 and 3 are in time. Endpoints 1 and 2 are late, although a second
+/// scorer ranks them best and they gave the latest answers.
 const LATE: &str = "
 profile
   slo-scorer explorationShare=0.3

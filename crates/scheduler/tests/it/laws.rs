@@ -6,7 +6,8 @@ use scheduler::{Decision, EndpointIndex, EndpointMetrics, ProfileExplanation, Re
 use crate::case::{CaseDecision, DecisionCase, EndpointCase};
 use crate::pools;
 
-/// The score of a pod in every column, and its total; empty if it was dropped.
+/// Returns the score of a pod in every column, and its total. The list is empty if a plugin dropped
+/// the pod.
 fn scores_of(outcome: &CaseDecision, name: &str) -> Vec<f32> {
     let named = |(index, _): &&(EndpointIndex, f32)| outcome.names[index.get()] == name;
     let of_profile = |profile: &ProfileExplanation| -> Vec<f32> {
@@ -158,11 +159,11 @@ proptest! {
     ) {
         prop_assume!(!case.pool.is_empty());
         let at = at.index(case.pool.len());
-        // Two exceptions, both of `marginal-cost-scorer`. A cache miss also costs the other
-        // requests of the pool. With one more request anywhere, a cached prompt therefore weighs
-        // more, so the endpoint that cached it can gain on the others even if that endpoint got
-        // busier. The second exception is an endpoint that does not report KV memory: the scorer
-        // uses the mean of the others for it.
+        // There are two exceptions, both of `marginal-cost-scorer`. A cache miss also costs the
+        // other requests of the pool. With one more request anywhere, a cached prompt therefore
+        // weighs more, so the endpoint that cached it can gain on the others even if that endpoint
+        // got busier. The second exception is an endpoint that does not report KV memory: the
+        // scorer uses the mean of the others for this endpoint.
         let weighs_all = case.pipeline.plugins.iter().any(|plugin| plugin.plugin_type == "marginal-cost-scorer");
         prop_assume!(!weighs_all || load < 2 || load == 4 && case.pool[at].in_flight > 0);
         let mut loaded = case.clone();
@@ -177,22 +178,24 @@ proptest! {
 
     #[test]
     fn of_marginal_costs_the_lowest_is_the_measure(mut case in pools::case(Just(of_marginal_cost())), at in any::<prop::sample::Index>()) {
-        // Copies of a prefix that many share become cheap at every endpoint when one has it.
+        // Copies of a prefix that many share become cheap at every endpoint when one endpoint has
+        // the prefix.
         case.reuse_interval = scheduler::prefix::REQUESTED_ONCE;
         let outcome = case.decide().unwrap();
         let scores = |outcome: &CaseDecision| outcome.explanation.profiles.first().map(|profile| profile.totals.clone()).unwrap_or_default();
         let totals = scores(&outcome);
         prop_assume!(!totals.is_empty());
         prop_assert!(totals.iter().all(|(_, score)| *score > 0.0 && *score <= 1.0) && totals.iter().any(|(_, score)| *score == 1.0));
-        // An endpoint with more of the prompt cached is passed by no other. The score of that
-        // endpoint falls only among endpoints of equal cost, which share the highest hundredth: if
-        // others now cost more, fewer endpoints share that hundredth.
+        // No other endpoint passes an endpoint that gets more of the prompt cached. The score of
+        // that endpoint falls only among endpoints of equal cost, which share the highest
+        // hundredth: if others now cost more, fewer endpoints share that hundredth.
         let at = at.index(case.pool.len());
         let mut holding = case;
         holding.pool[at].matched_blocks = holding.pool[at].matched_blocks.saturating_add(1);
         let after = scores(&holding.decide().unwrap());
         let score = |totals: &[(EndpointIndex, f32)], at: usize| totals.iter().find(|(index, _)| index.get() == at).map(|(_, score)| *score);
-        let Some(own_before) = score(&totals, at) else { return Ok(()) }; // a filter has removed it
+        // A filter has removed the endpoint.
+        let Some(own_before) = score(&totals, at) else { return Ok(()) };
         let own_after = score(&after, at).unwrap_or_default();
         prop_assert!(own_after >= own_before.min(0.99), "{own_before} fell to {own_after}");
         for (other, before) in totals.iter().filter(|(_, before)| *before < own_before) {
@@ -230,7 +233,7 @@ proptest! {
     }
 }
 
-/// How often each pod comes first, over many seeds.
+/// Returns how often each pod comes first, over many seeds.
 fn firsts(case: &DecisionCase, seeds: u64) -> Vec<u32> {
     let mut firsts = vec![0; case.pool.len()];
     let snapshot = case.snapshot().unwrap();

@@ -132,8 +132,8 @@ fn target(text: &str) -> TargetSpec {
     }
 }
 
-/// The outcome in words, over many draws. Shares are rounded to tens, which so many draws cannot
-/// miss.
+/// Returns the outcome in words, over many draws. Shares are rounded to tens, which so many draws
+/// cannot miss.
 fn outcome(spec: &ObjectsSpec, asked: ModelRequest<'_>) -> String {
     const DRAWS: u32 = 10_000;
     let objects = Objects::build(spec).unwrap();
@@ -166,7 +166,7 @@ fn outcome(spec: &ObjectsSpec, asked: ModelRequest<'_>) -> String {
     format!("{models}, priority {last}")
 }
 
-/// Few names, so that objects and requests meet.
+/// Generates few names, so that objects and requests meet.
 fn any_name() -> impl Strategy<Value = String> {
     select(vec!["a", "b", "c", "d"]).prop_map(str::to_owned)
 }
@@ -206,7 +206,7 @@ fn any_spec() -> impl Strategy<Value = ObjectsSpec> {
         )
 }
 
-/// The same rules without tables: each lookup is a loop over the spec.
+/// The rules of the resolution again, without tables: each lookup is a loop over the spec.
 mod oracle {
     use super::*;
 
@@ -223,7 +223,7 @@ mod oracle {
         }
     }
 
-    /// The targets that apply to a model.
+    /// Returns the targets that apply to a model.
     pub(super) fn targets<'s>(spec: &'s ObjectsSpec, model: &str) -> Option<&'s [TargetSpec]> {
         let own = spec
             .models
@@ -239,7 +239,7 @@ mod oracle {
         own.or_else(|| rule.map(|rule| rule.targets.as_slice()))
     }
 
-    /// The targets that may be drawn.
+    /// Returns the targets that may be drawn.
     pub(super) fn eligible(targets: &[TargetSpec]) -> Vec<&str> {
         let weighted = targets.iter().any(|t| t.weight.is_some());
         targets
@@ -354,7 +354,7 @@ fn every_name_counts_towards_the_limit_of_all() {
         name: name(bytes),
         priority: 0,
     };
-    // 64 KB each, so that 16 of them reach the limit.
+    // Each object has 64 KB, so that 16 objects reach the limit.
     let sized = |models: usize, rewrites: usize, objectives: Vec<ObjectiveSpec>| ObjectsSpec {
         models: vec![model(NAME_BYTES_MAX); models],
         rewrites: vec![rule.clone(); rewrites],

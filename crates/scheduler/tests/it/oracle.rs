@@ -8,7 +8,7 @@ use scheduler::{AdapterRoom, Decision, Readiness, SETTLED_MS, UnavailableReason}
 use crate::case::{DecisionCase, EndpointCase};
 use crate::pools;
 
-/// The twin's result: the allowed endpoints and their totals.
+/// The result of this second scheduler: the allowed endpoints and their totals.
 struct OracleVerdict {
     allowed: Vec<usize>,
     totals: Vec<f64>,
@@ -82,7 +82,7 @@ fn is_scorer(name: &str) -> bool {
     lookup(scorer(name)).is_some_and(|plugin| plugin.kind == PluginKind::Scorer)
 }
 
-/// The type of a plugin whose name is its type and a number.
+/// Returns the type of a plugin whose name is its type and a number.
 fn scorer(name: &str) -> &str {
     name.trim_end_matches(|c: char| c.is_ascii_digit())
         .trim_end_matches('-')
@@ -212,7 +212,7 @@ fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f
             ))
         }),
         "endpoint-attribute-scorer" => {
-            // Above 0, so that the same twin of min-max works.
+            // The depth is above 0, so that the formula of min-max also works here.
             let depth = |row: &EndpointCase| {
                 row.metrics
                     .attributes
@@ -254,8 +254,8 @@ fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f
     }
 }
 
-/// The costs by the rough step model that a pool starts with: c = 10, 0.05, 1e-6; e = 11, 0.025,
-/// 8e-5; 200 output tokens. Every waiting token is uncached.
+/// Returns the costs by the rough step model that a pool starts with: c = 10, 0.05, 1e-6; e = 11,
+/// 0.025, 8e-5; 200 output tokens. Every waiting token is uncached.
 fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     let attention = |uncached: f64, prompt: f64| prompt.powi(2) - (prompt - uncached).powi(2);
     let service = |uncached: f64, attention: f64| 10.0 + 0.05 * uncached + 1e-6 * attention;
@@ -303,7 +303,7 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
         let uncached = uncached(at);
         let memory = memory(case, row).or(mean_memory);
         // The ledger counts attention in units of 256 x 256 tokens. One queued prompt counts for
-        // four fifths of its constant, and half of it is done.
+        // four fifths of its constant, and half of the prompt is done.
         let w = if waiting > 0.0 {
             service(
                 waiting,
@@ -326,7 +326,8 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
         let charged = new + (uncached - new) * interval / (1.0 + interval);
         let s = service(charged, attention(charged, prompt)) + adapter;
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
-        // 900 of 1,000 tokens of memory are for prompts, and queued prompts have half of theirs.
+        // 900 of 1,000 tokens of memory are for prompts, and queued prompts have half of their
+        // memory.
         let lacking = memory.map_or(0.0, |(capacity, used)| {
             (used + waiting / 2.0 + uncached + 200.0 - 0.9 * capacity).clamp(0.0, uncached)
                 / capacity
@@ -344,7 +345,8 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
         .iter()
         .map(|&at| cost(at))
         .fold(f64::INFINITY, f64::min);
-    // Costs within 2 % or 1 ms are equal: fewest in flight, then least recently picked.
+    // Costs within 2 % or 1 ms are equal. Among them the endpoint with the fewest requests in
+    // flight is best, then the least recently picked endpoint.
     let equal = |at: usize| cost(at) <= lowest + (0.02 * lowest).max(1.0);
     let key = |at: usize| (case.pool[at].in_flight, case.pool[at].last_pick);
     let equals: Vec<usize> = allowed.iter().copied().filter(|&at| equal(at)).collect();
@@ -360,7 +362,7 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     allowed.iter().map(|&at| (at, score(at))).collect()
 }
 
-/// Tokens of KV memory, and how many of them are in use.
+/// Returns the tokens of KV memory, and how many of them are in use.
 fn memory(case: &DecisionCase, row: &EndpointCase) -> Option<(f64, f64)> {
     let metrics = Some(&row.metrics).filter(|_| !case.metrics_stale)?;
     let capacity = f64::from(metrics.kv_blocks?) * f64::from(metrics.kv_block_tokens?);
@@ -407,7 +409,7 @@ fn fit(range: &str, tokens: u32) -> f64 {
     }
 }
 
-/// The endpoints of `left` that a filter keeps.
+/// Returns the endpoints of `left` that a filter keeps.
 fn kept(case: &DecisionCase, left: &[usize], filter: &str) -> Vec<usize> {
     let only = |keep: &dyn Fn(&EndpointCase) -> bool| {
         left.iter()
@@ -537,7 +539,7 @@ fn adapter(case: &DecisionCase, allowed: &[usize], at: usize) -> Option<f64> {
     }
 }
 
-/// The largest difference between f32 and f64 in a total with these weights.
+/// Returns the largest difference between f32 and f64 in a total with these weights.
 fn tolerance(case: &DecisionCase) -> f64 {
     case.pipeline
         .profiles

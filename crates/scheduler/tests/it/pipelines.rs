@@ -12,8 +12,8 @@ use scheduler::{
 use crate::case::{self, DecisionCase};
 use crate::pools;
 
-/// Handlers with their parameters; each runs profiles that every pipeline here has, or the only
-/// one.
+/// Handlers with their parameters. Each handler runs profiles that every pipeline here has, or the
+/// only profile.
 const HANDLERS: [&str; 7] = [
     "single-profile-handler",
     "data-parallel-profile-handler",
@@ -26,7 +26,7 @@ const HANDLERS: [&str; 7] = [
 
 const PROFILES: [&str; 3] = ["decode", "prefill", "encode"];
 
-/// The plugins that a profile may have and that need no parameter.
+/// Generates plugins that a profile may have and that need no parameter.
 fn parts() -> impl Strategy<Value = Vec<(&'static str, f64)>> {
     let of = |kinds: &[PluginKind]| {
         PLUGINS
@@ -65,7 +65,7 @@ fn plugin(name: &str, words: &str) -> PluginSpec {
     }
 }
 
-/// Any pipeline that builds.
+/// Generates any pipeline that builds.
 fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
     let handler = prop::sample::select(HANDLERS.to_vec());
     let decider = prop::sample::select(vec![
@@ -129,8 +129,8 @@ fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
         )
 }
 
-/// Any request to any of these pipelines. Every second endpoint is a second rank at the address of
-/// the endpoint before it.
+/// Generates any request to any of these pipelines. Every second endpoint is a second rank at the
+/// address of the endpoint before it.
 fn any_case() -> impl Strategy<Value = DecisionCase> {
     let profile = prop::option::of(prop::sample::select(vec![
         "decode", "prefill", " encode ", "verify", "",
@@ -168,7 +168,8 @@ fn named(decision: &Decision) -> Vec<EndpointIndex> {
     }
 }
 
-/// Whether the hint allows the address, checked by meaning, independently of the code under test.
+/// Returns whether the hint allows the address, checked by meaning, independently of the code under
+/// test.
 fn allowed(case: &DecisionCase, address: &str) -> bool {
     let socket: std::net::SocketAddr = address.parse().unwrap();
     let allows = |entry: &String| {
@@ -254,7 +255,7 @@ proptest! {
     }
 }
 
-/// A pipeline with these plugins by name, and profiles without plugins.
+/// Returns a pipeline with these plugins by name, and profiles without plugins.
 fn bare(handler: &str, plugins: &[(&str, &str)], profiles: &[&str]) -> PipelineSpec {
     let declared = [("handler", handler)]
         .into_iter()
@@ -423,7 +424,8 @@ fn the_headers_that_plugins_read_are_listed_once_in_lower_case() {
             .map(|name| name.to_string())
             .collect();
         assert!(headers.len() >= without);
-        headers.truncate(headers.len() - without); // those of agent-identity, which every pipeline has
+        // The removed headers are those of agent-identity, which every pipeline has.
+        headers.truncate(headers.len() - without);
         headers
     };
     assert_eq!(headers("header-profile-handler", &[]), ["epp-profile"]);

@@ -6,7 +6,7 @@ use scheduler::{AdapterRoom, Endpoint, LoraMetrics, PipelineSpec, PluginSpec, Re
 
 use crate::case::{self, DecisionCase, EndpointCase, RequestCase};
 
-/// Parameters of the plugins that require some, and of some others.
+/// The parameters of the plugins that require parameters, and of a few other plugins.
 const PARAMETERS: [(&str, &str); 7] = [
     (
         "header-label-affinity-scorer",
@@ -32,7 +32,7 @@ const PARAMETERS: [(&str, &str); 7] = [
     ("prefix-cache-affinity-filter", "peakPrefillThroughput=100"),
 ];
 
-/// A metric as a model server might report it: absent, valid, or nonsense.
+/// Generates a metric as a model server might report it: absent, valid, or nonsense.
 pub fn metric(sane: impl Strategy<Value = f32> + 'static) -> BoxedStrategy<Option<f32>> {
     prop_oneof![
         1 => Just(None),
@@ -61,7 +61,7 @@ fn lora() -> impl Strategy<Value = Option<LoraMetrics>> {
 
 fn row() -> impl Strategy<Value = EndpointCase> {
     let ages = prop::sample::select(vec![0_u64, 4_999, 5_000, 60_000]);
-    // Few distinct values, so that ties and exact extremes are common.
+    // There are few distinct values, so that ties and exact extremes are common.
     let loads = (
         metric((0_u8..6).prop_map(f32::from)),
         metric((0_u8..6).prop_map(f32::from)),
@@ -126,7 +126,7 @@ fn row() -> impl Strategy<Value = EndpointCase> {
     )
 }
 
-/// Any pool of at most 12 endpoints, named and addressed by position.
+/// Generates any pool of at most 12 endpoints, named and addressed by position.
 pub fn pool() -> impl Strategy<Value = Vec<EndpointCase>> {
     prop::collection::vec(row(), 0..12).prop_map(|rows| {
         rows.into_iter()
@@ -160,7 +160,7 @@ fn plugin(at: usize, plugin_type: &str) -> PluginSpec {
     }
 }
 
-/// Any scorers with any weights, and this picker.
+/// Generates a pipeline of any scorers with any weights, and this picker.
 pub fn pipeline(picker: &'static str) -> impl Strategy<Value = PipelineSpec> {
     let scorers: Vec<&str> = PLUGINS
         .iter()
@@ -183,7 +183,7 @@ pub fn pipeline(picker: &'static str) -> impl Strategy<Value = PipelineSpec> {
         })
 }
 
-/// Any filters, in any order, before a scorer.
+/// Generates a pipeline of any filters, in any order, before a scorer.
 pub fn filters() -> impl Strategy<Value = PipelineSpec> {
     let filters: Vec<&str> = PLUGINS
         .iter()
@@ -205,7 +205,7 @@ pub fn filters() -> impl Strategy<Value = PipelineSpec> {
         })
 }
 
-/// A pipeline of one profile with any picker.
+/// Generates a pipeline of one profile with any picker.
 pub fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
     prop_oneof![
         pipeline("max-score-picker"),
@@ -224,7 +224,7 @@ fn hint() -> impl Strategy<Value = Option<Vec<String>>> {
     prop::option::weighted(0.4, prop::collection::vec(entry, 0..10))
 }
 
-/// Any case with a pipeline of this kind.
+/// Generates any case with a pipeline of this kind.
 pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Value = DecisionCase> {
     let request = (
         hint(),

@@ -218,7 +218,8 @@ fn an_address_that_is_none_has_no_socket() {
     assert_eq!(sockets, ["10.0.0.1:8000".parse().ok(), None]);
 }
 
-/// Endpoints whose metadata names the base model; the last names another.
+/// Returns a snapshot of endpoints whose metadata names the base model. The metadata of the last
+/// endpoint names another model.
 fn of_one_base(model: ModelSpec) -> Snapshot {
     let mut endpoints = pool(3);
     for (endpoint, named) in endpoints.iter_mut().zip(["base", "base", "other"]) {

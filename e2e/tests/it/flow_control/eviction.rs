@@ -1,5 +1,5 @@
-//! Running batch requests are given up for chat that waits (`enableEviction`), by the worker that
-//! has them, and only before their first byte. The gate of the engine decides when a batch request
+//! With `enableEviction`, a worker aborts its running batch requests for chat requests that wait,
+//! but only before the first byte of the reply. The gate of the engine decides when a batch request
 //! ends, not a time.
 
 use std::net::SocketAddr;
@@ -20,8 +20,8 @@ use super::gated_engine::{BEGIN, Counts, GatedEngine};
 const LIMIT: Duration = Duration::from_secs(60);
 const SEATS: u32 = 3;
 
-/// The rounds with four workers: the chat, and the request that is given up, are each time on
-/// workers that the kernel chooses.
+/// The number of rounds with four workers. In each round, the kernel chooses the worker of the chat
+/// request and the worker of the batch request that is aborted.
 const ROUNDS: u64 = 12;
 
 type Reply = JoinHandle<Result<ClientReply>>;
@@ -101,8 +101,8 @@ async fn fill(stack: &Stack, engine: &GatedEngine, begun: bool) -> Result<Vec<Re
     }
 }
 
-/// Sends chats to a full engine. Each is answered at once, and one batch request is given up for
-/// it.
+/// Sends chat requests to a full engine. Each is answered immediately, and one batch request is
+/// aborted for it.
 async fn chats_take_room(front: PickerMode, workers: u32, rounds: u64) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let engine = GatedEngine::start().await?;
@@ -111,8 +111,8 @@ async fn chats_take_room(front: PickerMode, workers: u32, rounds: u64) -> Result
     let mut slowest = Duration::ZERO;
     for round in 1..=rounds {
         batch.extend(fill(&stack, &engine, false).await?);
-        // Workers that have just started may not know each other's requests for a tick: then a chat
-        // goes too far.
+        // Workers that have just started may not know each other's requests for one tick. In that
+        // time, the proxy may send a chat request to the full engine.
         while engine.counts().broken_off < usize::try_from(round)? {
             let begun = Instant::now();
             let reply = ask(stack.address(), "chat")?.await??;
@@ -176,13 +176,13 @@ async fn chat_takes_the_room_of_a_batch_request_through_the_ext_proc_server() ->
     chats_take_room(PickerMode::ExtProc, 2, 4).await
 }
 
-/// Chat waits until the gate opens, and then everything is served.
+/// Checks that chat requests wait until the gate opens, and that all requests are served then.
 async fn chat_waits(front: PickerMode, workers: u32, eviction: bool, begun: bool) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let engine = GatedEngine::start().await?;
     let stack = stack(front, workers, &engine, folder.path(), eviction).await?;
     let mut batch = fill(&stack, &engine, begun).await?;
-    // As in the function above, the first chats may go too far.
+    // As in [`chats_take_room`], the proxy may send the first chat requests to the full engine.
     let mut chats = Vec::new();
     while queued_requests::held(&stack).await != Some(1) {
         if chats.iter().all(Reply::is_finished) {

@@ -1,4 +1,4 @@
-//! An engine that answers chat at once, and batch requests only when its gate opens.
+//! An engine that answers chat requests immediately, and batch requests only when its gate opens.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use testbed::Result;
 
-/// The request header by which a batch request gets its response headers at once.
+/// The request header by which a batch request gets its response headers immediately.
 pub const BEGIN: &str = "x-test-begin";
 
 const REPLY: &str = r#"{"object":"chat.completion","choices":[{"message":{"role":"assistant","content":"x"}}],
@@ -27,16 +27,16 @@ pub struct GatedEngine {
     counts: Arc<Mutex<Counts>>,
 }
 
-/// The batch requests.
+/// The numbers of batch requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests at the gate.
+    /// The number of requests that wait at the gate.
     pub running: usize,
-    /// Requests whose connection the proxy ended before.
+    /// The number of requests whose connection the proxy closed before the answer.
     pub broken_off: usize,
 }
 
-/// A batch request, until its answer.
+/// A batch request that the engine has not answered yet.
 struct Running {
     engine: GatedEngine,
     answered: bool,
@@ -85,7 +85,7 @@ impl GatedEngine {
         Ok(engine)
     }
 
-    /// Lets all batch requests go, now and later.
+    /// Opens the gate: the engine answers all batch requests, now and later.
     pub fn open(&self) {
         self.gate.send_replace(true);
     }

@@ -54,7 +54,7 @@ impl TwoProxies {
         [self.stack.address(), self.second.envoy.listener()]
     }
 
-    /// How many requests both have held.
+    /// Returns how many requests both proxies have held so far.
     async fn held_total(&self) -> Result<i64> {
         let name = "switchpoint_held_total";
         Ok(self.stack.envoy.picker_stat(name).await? + self.second.envoy.picker_stat(name).await?)
@@ -65,14 +65,15 @@ impl TwoProxies {
         let mut replies = Vec::new();
         for at in 0..SEATS as usize + 6 {
             replies.extend(send_to(self.addresses()[at % 2], 1, "batch", "filler")?);
-            // Each is known to the other proxy before the next one comes.
+            // The other proxy learns of each request before the test sends the next request.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         Ok(replies)
     }
 
-    /// Sends this many requests through each proxy while the engine answers none, until all are
-    /// held. Then returns how many of each were sent while both had some left.
+    /// Sends `counts` requests through the two proxies while the engine answers none, until all are
+    /// held. Then opens the engine. Returns how many requests of each proxy were sent while both
+    /// proxies had some left.
     async fn compete(&self, counts: [usize; 2]) -> Result<[usize; 2]> {
         let begin = self.engine.arrivals().len();
         let held_before = self.held_total().await?;
@@ -114,11 +115,12 @@ impl TwoProxies {
     }
 }
 
-/// Chat that waits in one proxy goes before batch that waits in the other.
+/// The proxies send chat that waits in one proxy before batch that waits in the other.
 #[tokio::test]
 async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
     let two = TwoProxies::start().await?;
-    // A busy machine may look at what is held only after an open engine has served most of it.
+    // On a busy machine, the test may count held requests only after an open engine has served most
+    // of them. So the engine is closed first.
     two.engine.close();
     let mut replies = two.fill().await?;
     let [first, second] = two.addresses();
@@ -172,7 +174,7 @@ mod slow {
             let expected = counts[0] as f64 / (counts[0] + counts[1]) as f64;
             assert!((share - expected).abs() < 0.15, "{row}");
         }
-        // Alone, each keeps half of the engine.
+        // Without the daemon, each proxy uses half of the engine.
         two.stack.daemon()?.process().kill()?;
         tokio::time::sleep(Duration::from_millis(2_500)).await;
         let sent = two.compete([40, 40]).await?;

@@ -1,5 +1,5 @@
-//! Flow control refuses at once a request that waiting cannot help: it gets the answer that it gets
-//! without flow control, in each picker mode.
+//! Flow control immediately refuses a request that waiting cannot help. The request gets the answer
+//! that it gets without flow control, in each picker mode.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,14 +19,15 @@ use tokio::time::timeout;
 
 use super::{LIMIT, until_queued};
 
-/// The longest time to a refusal. A held request would wait for seconds, until one that runs has
-/// ended.
+/// The maximum time until a refusal. A held request would wait for seconds, until a running request
+/// has ended.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// The output tokens of a request that runs until the test ends: for half a minute or more.
 const ENDLESS: u32 = 3_000;
 
-/// The time is longer than a worker needs to learn of the requests of the other worker.
+/// The pause between two requests. It is longer than a worker needs to learn of the requests of the
+/// other worker.
 const APART: Duration = Duration::from_millis(50);
 
 /// An address that no endpoint has.
@@ -39,7 +40,8 @@ struct HopelessRequest {
     subset: Option<String>,
 }
 
-/// Two engines behind flow control, or without, and a pool that names its only model.
+/// Describes a stack with two engines, with or without flow control, and a pool that names its only
+/// model.
 fn builder(
     front: PickerMode,
     workers: u32,
@@ -66,7 +68,7 @@ fn builder(
     Ok(builder.daemon_arguments(&["--strict-models"]))
 }
 
-/// Sends a request of the band that has requests waiting, if any has.
+/// Sends the request in the band `batch`. If requests wait, they wait in this band.
 fn send(stack: &Stack, hopeless: &HopelessRequest) -> Result<JoinHandle<Result<ClientReply>>> {
     let body = json!({"model": hopeless.model, "max_tokens": 1, "messages": [{"role": "user", "content": hopeless.name}]});
     let mut head =
@@ -80,7 +82,7 @@ fn send(stack: &Stack, hopeless: &HopelessRequest) -> Result<JoinHandle<Result<C
     Ok(tokio::spawn(client::send(stack.address(), request)))
 }
 
-/// Status, reason and code of an answer.
+/// Returns the status, reason and code of an answer.
 fn verdict(reply: &ClientReply) -> Result<String> {
     let body: Value = reply.json()?;
     Ok(format!(
@@ -91,7 +93,7 @@ fn verdict(reply: &ClientReply) -> Result<String> {
     ))
 }
 
-/// The answers of one stack, by request.
+/// Returns the answers of one stack, by request.
 async fn refusals(
     front: PickerMode,
     workers: u32,
@@ -155,7 +157,8 @@ async fn refusals(
         .map_err(|_| format!("{}: no answer", request.name))???;
     verdicts.insert(request.name, verdict(&reply)?);
 
-    // Nothing waits for the first endpoint, unless the pool is said to scale from zero.
+    // No request waits for the first endpoint of an empty pool, unless the configuration says that
+    // the pool scales from zero.
     let waits = hopeless("a pool that becomes empty", "demo", None);
     let asked = if has_flow_control {
         let asked = send(&stack, &waits)?;
@@ -262,7 +265,8 @@ struct SloCell {
 
 const BY_SLO: (&str, &str) = ("PredictionBasedRouting", "true");
 
-/// SLOs count only by the header of the proposal; a critical request is served late.
+/// The requests with their expected results. SLOs count only by the header of the proposal, and a
+/// critical request is served late.
 const SLO_CELLS: [SloCell; 10] = [
     SloCell {
         name: "loose",
@@ -329,7 +333,8 @@ const SLO_CELLS: [SloCell; 10] = [
     },
 ];
 
-/// The proposal's example on one engine, with a model from a file, with flow control or without.
+/// Describes a stack with the proposal's example on one engine and a model from a file, with or
+/// without flow control.
 fn slo_builder(front: PickerMode, has_flow_control: bool, folder: &Path) -> Result<StackBuilder> {
     let path = |name: &str| folder.join(name).display().to_string();
     let gate = if has_flow_control {
@@ -393,8 +398,8 @@ async fn check_slos(front: PickerMode) -> Result<()> {
                 .insert("x-slo-ttft-ms", http::HeaderValue::from_static("60000"));
             running.push(tokio::spawn(client::send(stack.address(), request)));
         }
-        // An idle engine takes any request, so the table begins when the proxy knows that it is
-        // busy, and has the model.
+        // An idle engine takes every request. So the test waits until the proxy knows that the
+        // engine is busy, and has the model.
         let is_shed = || async {
             (slo_verdict(&stack, &SLO_CELLS[1]).await.ok()? == SLO_CELLS[1].verdict).then_some(())
         };
@@ -413,7 +418,7 @@ async fn check_slos(front: PickerMode) -> Result<()> {
 }
 
 async fn slo_verdict(stack: &Stack, cell: &SloCell) -> Result<String> {
-    // Only a stream has a TTFT.
+    // A request that is not a stream has no TTFT.
     let body = json!({"model": "demo", "max_tokens": 2, "stream": true, "messages": [{"role": "user", "content": cell.name}]});
     let head =
         http::Request::post("/v1/chat/completions").header("content-type", "application/json");
@@ -446,13 +451,13 @@ async fn slos_are_refused_and_served_alike_by_the_ext_proc_server() -> Result<()
 
 // === clients that leave ===
 
-/// The length of the body of a request that waits.
+/// The length of the body of a request that waits, in bytes.
 const LONG_BODY: usize = 2_000_000;
 
-/// Requests with such a body.
+/// The number of requests with a body of [`LONG_BODY`] bytes.
 const LEAVING: usize = 8;
 
-/// The bytes that the ext_proc server holds, by the daemon's metrics.
+/// Returns the number of bytes that the ext_proc server holds, from the daemon's metrics.
 async fn held_by_daemon(stack: &Stack) -> Option<f64> {
     let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
     page.lines().find_map(|line| {
@@ -467,7 +472,7 @@ async fn held_by_envoy(stack: &Stack) -> Option<f64> {
     page["allocated"].as_str()?.parse().ok()
 }
 
-/// Clients with long bodies leave while their requests are held.
+/// Checks that Envoy and the daemon free the bodies of held requests whose clients leave.
 async fn check_leaving(front: PickerMode) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let stack = queued_requests::builder(front, folder.path(), &queued_requests::slow_engine())?

@@ -1,4 +1,5 @@
-//! An engine that answers after a fixed time, and counts how many requests it has at once.
+//! An engine that answers after a fixed time, and counts how many requests it runs at the same
+//! time.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +18,7 @@ use testbed::Result;
 pub struct SeatEngine {
     pub address: SocketAddr,
     delay: Duration,
-    /// Whether requests are answered; if not, they wait.
+    /// Whether the engine answers requests. If not, the requests wait.
     is_open: Arc<watch::Sender<bool>>,
     seen: Arc<Mutex<Seen>>,
 }
@@ -27,7 +28,7 @@ pub struct SeatEngine {
 struct Seen {
     running: usize,
     most: usize,
-    /// The objective and the fairness id of each request, in order.
+    /// The arrival time, the objective and the fairness id of each request, in order.
     arrivals: Vec<(Instant, String, String)>,
 }
 
@@ -64,7 +65,7 @@ async fn answer(State(engine): State<SeatEngine>, uri: Uri, headers: HeaderMap) 
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     }
     tokio::time::sleep(engine.delay).await;
-    // Before the reply: the proxy cannot send the next request earlier.
+    // The count falls before the reply, because the proxy cannot send the next request earlier.
     engine.change(|seen| seen.running -= 1);
     ([("content-type", "application/json")], REPLY).into_response()
 }
@@ -89,7 +90,7 @@ impl SeatEngine {
         act(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// From now on, keeps the requests that arrive until [`Self::open`].
+    /// Stops answering: requests that arrive wait until [`Self::open`].
     pub fn close(&self) {
         self.is_open.send_replace(false);
     }
@@ -98,7 +99,7 @@ impl SeatEngine {
         self.is_open.send_replace(true);
     }
 
-    /// The maximum number of requests at once since the last call.
+    /// Returns the maximum number of requests at the same time since the last call.
     pub fn most(&self) -> usize {
         self.change(|seen| {
             let running = seen.running;
@@ -106,7 +107,7 @@ impl SeatEngine {
         })
     }
 
-    /// The requests so far, in order: when, objective, fairness id.
+    /// Returns the requests so far in order: arrival time, objective, fairness id.
     pub fn arrivals(&self) -> Vec<(Instant, String, String)> {
         self.change(|seen| seen.arrivals.clone())
     }

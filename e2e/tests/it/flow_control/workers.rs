@@ -1,4 +1,4 @@
-//! Four workers hold requests in one order, and give no room twice.
+//! Four workers hold requests in one order, and never use the same room for two requests.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,10 +17,10 @@ use super::seat_engine::SeatEngine;
 const LIMIT: Duration = Duration::from_secs(60);
 const WORKERS: u32 = 4;
 
-/// How many requests the engine may have at once.
+/// The number of requests that the engine may run at the same time.
 const SEATS: u32 = 3;
 
-/// How long the engine takes for each.
+/// The time that the engine takes for each request.
 const DELAY: Duration = Duration::from_millis(30);
 
 pub type Replies = Vec<JoinHandle<Result<ClientReply>>>;
@@ -29,7 +29,7 @@ fn send(stack: &Stack, count: usize, objective: &str, tenant: &str) -> Result<Re
     send_to(stack.address(), count, objective, tenant)
 }
 
-/// Sends requests, each on a connection of its own, so that they reach all workers.
+/// Sends requests, each on a separate connection, so that they reach all workers.
 pub fn send_to(proxy: SocketAddr, count: usize, objective: &str, tenant: &str) -> Result<Replies> {
     let request = || -> Result<_> {
         let body = json!({"model": "demo", "messages": [{"role": "user", "content": "x"}]});
@@ -99,7 +99,7 @@ async fn no_room_is_given_twice_while_four_workers_hold() -> Result<()> {
     let stack = stack(&engine, folder.path()).await?;
     let started = Instant::now();
     let mut replies = fill(&stack, 40).await?;
-    // A request that came while nothing was held may have gone too far.
+    // The proxy may have sent a request to the full engine while no request was held.
     stack
         .envoy
         .picker_stat_until("switchpoint_held_total", |held| held >= 30, LIMIT)
@@ -197,7 +197,7 @@ async fn tenants_of_four_workers_get_equal_shares() -> Result<()> {
     Ok(())
 }
 
-/// A VM that traps loses the requests that it held. The requests that the others hold continue.
+/// A VM that traps loses the requests that it held. The requests that the other VMs hold continue.
 #[tokio::test]
 async fn a_trapped_worker_does_not_block_the_others() -> Result<()> {
     let folder = tempfile::tempdir()?;

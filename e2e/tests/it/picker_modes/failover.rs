@@ -22,11 +22,11 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The pool of the shipped routes, and a second one.
+/// The pool of the shipped routes, and a second pool.
 const POOLS: [&str; 2] = ["default", "second"];
 
-/// The configuration that an operator writes for a second pool: a cluster, and a route by the
-/// request's authority.
+/// Makes the edit that an operator makes for a second pool: a cluster, and a route by the request's
+/// authority.
 fn second_route(config: &mut Value, front: PickerMode) {
     let clusters = config
         .pointer_mut("/static_resources/clusters")
@@ -46,7 +46,7 @@ fn second_route(config: &mut Value, front: PickerMode) {
     route["route"]["cluster"] = json!("second-pool");
     route["metadata"]["filter_metadata"]["switchpoint"]["pool"] = json!("second");
     if front == PickerMode::ExtProc {
-        // The pool's name goes to the daemon as gRPC metadata, which the route overrides.
+        // The daemon receives the pool's name as gRPC metadata, which the route overrides.
         route["typed_per_filter_config"]["switchpoint"] = json!({
             "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
             "overrides": {"grpc_initial_metadata": [{"key": "x-switchpoint-pool", "value": "second"}]},
@@ -91,7 +91,7 @@ fn ahead(config: &mut Value, listen: SocketAddr, gateway: u16) {
     }));
 }
 
-/// How often the server of each pool was picked, and how often it served.
+/// Returns how often the server of each pool was picked, and how often it served.
 async fn counted(stack: &Stack, servers: &[ModelServer]) -> Option<Vec<(u64, u64)>> {
     let rows = stack.daemon.as_ref()?.endpoints().await.ok()?;
     let of = |server: &ModelServer| {
@@ -172,8 +172,8 @@ async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
     .await?;
     stack.envoy.access_log_of("failed-over", LIMIT).await?;
     let lines = stack.envoy.access_log();
-    // Envoy writes the endpoint that it tried, whatever the result. For the pool that failed, that
-    // is a server of this pool, never of the other pool.
+    // Envoy writes the endpoint that it tried, whatever the result. For the pool that failed, this
+    // endpoint is a server of the same pool, never of the other pool.
     let logged: Vec<(&Value, &Value)> = lines
         .iter()
         .filter(|line| line["request_id"] == "failed-over")

@@ -18,14 +18,14 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::echo;
 
-/// More requests at once than Envoy retries at once by default (3).
+/// The number of requests at the same time. Envoy retries at most 3 at the same time by default.
 const REQUESTS: usize = 40;
 
-/// How long connections are refused: much shorter than all retries of `ext_proc.yaml` together take
-/// (about 2 s).
+/// The time for which connections are refused. It is much shorter than all retries of
+/// `ext_proc.yaml` together take (about 2 s).
 const OUTAGE: Duration = Duration::from_millis(400);
 
-/// The daemon's port, once it is known.
+/// The daemon's port, which is set once it is known.
 type Port = Arc<OnceLock<u16>>;
 
 /// Passes connections on to the daemon until the task ends.
@@ -39,7 +39,8 @@ async fn pass_on(near: SocketAddr, daemon: Port) -> Result<JoinHandle<()>> {
             };
             connections.spawn(async move {
                 if let Ok(mut daemon) = TcpStream::connect(("127.0.0.1", port)).await {
-                    let _ = tokio::io::copy_bidirectional(&mut client, &mut daemon).await; // ends when either side does
+                    // The copy ends when either side ends.
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut daemon).await;
                 }
             });
         }

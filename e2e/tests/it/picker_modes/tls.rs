@@ -73,7 +73,7 @@ async fn by_a_certificate_that_the_proxy_checks() -> Result<()> {
         200
     );
     drop(stack);
-    // The proxy does not trust the certificate that the daemon makes at start by default.
+    // The proxy must not trust the certificate that the daemon makes at start by default.
     let stack = ext_proc()
         .envoy_config(transport(Some(context("switchpointd"))))
         .without_waiting()

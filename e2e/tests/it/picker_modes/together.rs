@@ -35,7 +35,9 @@ async fn both_fronts_at_once_share_one_state() -> Result<()> {
             beside.envoy.listener()
         };
         open.push(stream(address, 200).await?);
-        tokio::time::sleep(Duration::from_millis(300)).await; // far longer than load takes to reach the other proxy, so that each pick knows it
+        // The pause is far longer than load takes to reach the other proxy, so that each pick knows
+        // it.
+        tokio::time::sleep(Duration::from_millis(300)).await;
     }
     until_in_flight(&stack, 8).await?;
     let endpoints = stack
@@ -85,8 +87,8 @@ async fn what_one_front_placed_the_other_finds() -> Result<()> {
         assert_eq!(reply.status, 200, "{}", reply.text());
         Ok::<_, testbed::Error>(reply)
     };
-    // A proxy that has not served yet gets no state from others. Such a proxy reports once a
-    // second.
+    // A proxy that has not served yet gets no state from others, and reports only once a second. So
+    // each proxy serves one request first, and the test waits.
     for front in [0, 1] {
         post(front, "to begin with".to_owned()).await?;
     }
@@ -102,7 +104,7 @@ async fn what_one_front_placed_the_other_finds() -> Result<()> {
             prompt,
         ));
     }
-    // Ten times the promised time.
+    // Waits ten times as long as the product allows for a placement to reach the other proxy.
     tokio::time::sleep(Duration::from_secs(1)).await;
     for (number, (server, prompt)) in placed.into_iter().enumerate() {
         for turn in 0..4 {

@@ -11,13 +11,14 @@ use testbed::{Result, client};
 
 use super::outsider::{LIMIT, SimulatedPeer};
 
-/// A prompt that the attacker sent. So the attacker knows that its hash is among the hashes.
+/// A prompt that the attacker sent. So the attacker knows that the hash of this prompt is among the
+/// hashes.
 const KNOWN: &str = "hi";
 
 /// A prompt that another client sent.
 const SECRET: &str = "zq";
 
-/// The primes by which xxh64 mixes in single bytes and the end.
+/// The primes with which xxh64 mixes in single bytes and the end of the text.
 const PRIMES: [u64; 4] = [
     0x9E37_79B1_85EB_CA87,
     0xC2B2_AE3D_27D4_EB4F,
@@ -25,19 +26,19 @@ const PRIMES: [u64; 4] = [
     0x27D4_EB2F_1656_67C5,
 ];
 
-/// All prompts of two letters.
+/// Returns all prompts of two letters.
 fn dictionary() -> Vec<String> {
     ('a'..='z')
         .flat_map(|first| ('a'..='z').map(move |second| format!("{first}{second}")))
         .collect()
 }
 
-/// The bytes that are hashed for such a prompt.
+/// Returns the bytes that are hashed for a prompt of the dictionary.
 fn text(prompt: &str) -> Vec<u8> {
     [prompt.as_bytes(), b"\xFF"].concat()
 }
 
-/// xxh64 of fewer than four bytes.
+/// Returns the xxh64 of fewer than four bytes.
 fn sum_of(seed: u64, text: &[u8]) -> u64 {
     let mut sum = seed.wrapping_add(PRIMES[3]).wrapping_add(text.len() as u64);
     for &byte in text {
@@ -50,7 +51,7 @@ fn sum_of(seed: u64, text: &[u8]) -> u64 {
     sum ^ sum >> 32
 }
 
-/// The seed of such a hash: each of its steps can be inverted.
+/// Returns the seed of an xxh64 of fewer than four bytes. Each step of the hash can be inverted.
 fn seed_of(sum: u64, text: &[u8]) -> u64 {
     let inverse = |prime: u64| {
         (0..6).fold(prime, |x, _| {
@@ -76,7 +77,7 @@ fn learned(hashes: &BTreeSet<u64>) -> Vec<String> {
         .iter()
         .flat_map(|&hash| [hash, hash | 1])
         .map(|sum| seed_of(sum, &text(KNOWN)));
-    // Also try obvious seeds.
+    // The attacker also tries obvious seeds.
     let seeds: Vec<u64> = seeds.chain(0..4).collect();
     let is_there = |prompt: &String| {
         seeds
@@ -96,7 +97,7 @@ fn the_reader_would_learn_what_bare_hashes_say() {
     assert_eq!(learned(&bare), [SECRET]);
 }
 
-/// Sends a prompt and credentials; returns everything that is logged and explained about the
+/// Sends a prompt and credentials. Returns everything that is logged and explained about the
 /// decision.
 async fn asked(stack: &Stack, prompt: &str, id: &str) -> Result<String> {
     let body = json!({"model": "demo", "max_tokens": 2, "prompt": prompt}).to_string();
@@ -137,7 +138,7 @@ async fn a_reader_with_a_dictionary_learns_nothing_of_frames_or_logs() -> Result
             "the placements did not arrive: {:?}",
             outsider.placed()
         );
-        // Repeat for longer than load takes to reach the other proxy.
+        // The test repeats the prompts for longer than load takes to reach the other proxy.
         for prompt in [KNOWN, SECRET].repeat(10) {
             said += &asked(&stack, prompt, &format!("{:?}", began.elapsed())).await?;
         }

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// The longest time from a message to its effect, far above the promised time.
+/// The maximum time from a message to its effect. It is far above the promised time.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 /// The simulated proxy.
@@ -128,8 +128,8 @@ impl SimulatedPeer {
             .await?)
     }
 
-    /// Claims the largest load at these servers, that the first two failed just now, and a million
-    /// requests held in the highest band.
+    /// Reports the largest load at these servers, a failure of the first two just now, and a
+    /// million held requests in the highest band.
     pub(super) async fn lie(&self, servers: std::ops::Range<usize>) -> Result<()> {
         let mut sum = LoadReportSum::default();
         let busy = servers
@@ -184,7 +184,7 @@ impl SimulatedPeer {
         let endpoints = servers
             .map(|server| self.endpoint(server))
             .collect::<Result<Vec<_>>>()?;
-        // A hash is even, like that of a single block.
+        // The hashes are even, like the hash of a single block.
         let mut hashes = (1_u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !1);
         for _ in 0..50 {
             let mut placements = Vec::new();
@@ -205,7 +205,7 @@ impl SimulatedPeer {
         Ok(())
     }
 
-    /// The block hashes of each prompt in the received placements.
+    /// Returns the block hashes of each prompt in the received placements.
     pub(super) fn placed(&self) -> Vec<Vec<u64>> {
         let message =
             |bytes: &Vec<u8>| state::DaemonMessage::decode(bytes.as_slice()).ok()?.message;
@@ -226,8 +226,8 @@ impl SimulatedPeer {
             .collect()
     }
 
-    /// Waits until the other proxies have this many requests, over all servers. Returns how long
-    /// that took, and how many placements arrived in that time.
+    /// Waits until the other proxies have this many requests, over all servers. Returns the length
+    /// of the wait, and how many placements arrived meanwhile.
     pub(super) async fn hear_until(&mut self, requests: u32) -> Result<(Duration, usize)> {
         let began = Instant::now();
         let mut placed = 0;
@@ -280,8 +280,8 @@ pub(super) async fn report_until_seen(
     wait_for(LIMIT, &format!("{scorer} to distinguish endpoints"), look).await
 }
 
-/// Waits until a scorer gives the servers of a stack different scores, or equal ones if `expected`
-/// is false.
+/// Waits until a scorer gives the servers of a stack different scores, or equal scores if
+/// `expected` is false.
 pub(super) async fn tells_apart(stack: &Stack, scorer: &str, expected: bool) -> Result<Duration> {
     let began = Instant::now();
     let look = || async {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+use testbed::client::{self, ClientReply};
 use testbed::model_server::ModelServerOptions;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
@@ -10,32 +12,47 @@ use super::outsider::LIMIT;
 use super::{WORKERS, warm};
 use crate::echo;
 
-/// KV blocks of each engine: 2,048 blocks of the prefix index.
+/// The KV blocks of each engine, which correspond to 2,048 blocks of the prefix index.
 const KV_BLOCKS: u32 = 8_192;
 
-/// The engines take prompts of up to 512 blocks of the prefix index.
+/// The maximum context of the engines in tokens, which corresponds to 512 blocks of the prefix
+/// index.
 const CONTEXT_TOKENS: u32 = 32_768;
 
-/// Bytes and number of the prompts that are refused. A prompt of 16,384 blocks fits no engine's
-/// memory. A prompt of 1,560 blocks fits, and is placed until the engine refuses it.
+/// The length in bytes and the number of the prompts that are refused. A prompt of 16,384 blocks
+/// fits no engine's memory. A prompt of 1,560 blocks fits, and is placed until the engine refuses
+/// it.
 const REFUSED: [(usize, usize); 2] = [(4_200_000, 8), (400_000, 16)];
 
-/// More entries than the answered prompts have, and half of those that the refused prompts would
-/// have.
+/// The maximum number of entries. The answered prompts have fewer, and the refused prompts would
+/// have twice as many.
 const ENTRIES_MAX: f64 = 3_500.0;
+
+/// Names the client. The failures of one client may count against an endpoint while no other
+/// client exists.
+const CLIENT_HEADER: &str = "x-client";
 
 /// All workers have read a withdrawal after this time, on a busy machine too.
 const WITHDRAWAL: Duration = Duration::from_millis(500);
 
+/// Sends a chat as this client, and returns the reply.
+async fn chat(stack: &Stack, client: &str, prompt: &str) -> Result<ClientReply> {
+    let headers = [
+        ("content-type", "application/json"),
+        (CLIENT_HEADER, client),
+    ];
+    let body = echo::chat(prompt).to_string();
+    let request = echo::post("/v1/chat/completions", &headers, body)?;
+    client::send(stack.address(), request).await
+}
+
 async fn server_of(stack: &Stack, prompt: &str) -> Result<usize> {
-    let reply = stack
-        .post("/v1/chat/completions", &echo::chat(prompt))
-        .await?;
+    let reply = chat(stack, "others", prompt).await?;
     assert_eq!(reply.status, 200, "{}", reply.text());
     stack.server_of(&reply)
 }
 
-/// The sum of the rows of a metric of the daemon that contain `label`.
+/// Returns the sum of the rows of a metric of the daemon that contain `label`.
 async fn metric(stack: &Stack, name: &str, label: &str) -> Option<f64> {
     let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
     let rows = page
@@ -57,6 +74,7 @@ async fn prompts_that_engines_refuse_take_no_engine_from_others() -> Result<()> 
     let stack = Stack::builder()
         .servers_like(4, &options)
         .concurrency(WORKERS)
+        .picker(json!({"client_header": CLIENT_HEADER}))
         .envoy_in_turn()
         .start()
         .await?;
@@ -73,9 +91,7 @@ async fn prompts_that_engines_refuse_take_no_engine_from_others() -> Result<()> 
         tokio::time::sleep(Duration::from_millis(50)).await;
         for attempt in 0..prompts_refused {
             let refused = format!("{attempt} {}", "x".repeat(bytes));
-            let reply = stack
-                .post("/v1/chat/completions", &echo::chat(&refused))
-                .await?;
+            let reply = chat(&stack, "refused", &refused).await?;
             assert_eq!(reply.status, 400, "longer than the engine's context");
         }
         refusals += prompts_refused;

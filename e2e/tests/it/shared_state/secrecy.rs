@@ -16,11 +16,11 @@ use crate::echo;
 /// A text that occurs nowhere else.
 const SECRET: &str = "Zanzibar-Quixote-Ocelot";
 
-/// So many bytes of the secret in a row cannot occur by chance.
+/// The number of consecutive bytes of the secret that cannot occur by chance.
 const WINDOW: usize = 7;
 
-/// One request of each API with the secret in every text field, long enough to be placed, and
-/// different in each round.
+/// Returns one request of each API with the secret in every text field. The requests are long
+/// enough to be placed, and different in each round.
 fn requests(round: u64) -> Vec<(&'static str, String)> {
     let long = |number: u64| {
         format!(
@@ -75,7 +75,7 @@ fn requests(round: u64) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The secret in every encoding that a message might use.
+/// Returns the secret in every encoding that a message might use.
 fn forms() -> Vec<Vec<u8>> {
     let hex: String = SECRET.bytes().map(|byte| format!("{byte:02x}")).collect();
     let escaped: String = SECRET
@@ -96,7 +96,7 @@ fn forms() -> Vec<Vec<u8>> {
     forms
 }
 
-/// Base64 of all complete groups of three bytes.
+/// Returns the base64 of all complete groups of three bytes.
 fn base64(bytes: &[u8]) -> String {
     let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let word = |three: &[u8; 3]| u32::from_be_bytes([0, three[0], three[1], three[2]]);
@@ -109,7 +109,7 @@ fn base64(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// The pieces of the secret that `bytes` contains.
+/// Returns the pieces of the secret that `bytes` contains.
 fn found(bytes: &[u8]) -> Vec<String> {
     let forms = forms();
     let windows = forms.iter().flat_map(|form| form.windows(WINDOW));
@@ -196,7 +196,7 @@ async fn the_daemon_gets_hashes_of_its_deployment_and_no_word_of_a_prompt() -> R
         assert_eq!(found(&said), Vec::<String>::new(), "{transport}");
         deployments.push(hashes);
     }
-    // Each stack has its own secret, and the prompts were the same.
+    // Each stack has a different secret, and the prompts were the same.
     assert_eq!(
         deployments[0].intersection(&deployments[1]).count(),
         0,

@@ -10,25 +10,27 @@ use crate::host::Host;
 use crate::shared_data::RingOwner;
 use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 
-/// A report expires if its VM has not written it for this time, in ms (ten ticks). A VM with load
-/// writes its report at each tick. So the load of a VM that trapped with open streams disappears.
+/// The time after which a report expires if its VM has not written it again, in ms (ten ticks). A
+/// VM with load writes its report at each tick, so only the load of a VM that trapped with open
+/// streams expires.
 pub const ROW_EXPIRY_MS: u64 = 1_000;
-/// At a pick, reports of other VMs are read again if the last reading is this old, in ms.
+/// The minimum interval between two readings of the other VMs' reports at picks, in ms.
 pub(super) const ROWS_MS: u64 = 2;
-/// At the end of a request, when no request waits, reports of other VMs are read again if the last
-/// reading is this old, in ms.
+/// The minimum interval between two readings of the other VMs' reports at the end of requests, in
+/// ms. The interval is shorter than at a pick, because no request waits.
 const ROWS_AT_END_MS: u64 = 1;
 /// The maximum number of reports that a VM reads per millisecond, which matters beyond 64 workers.
 /// A report costs 1 to 2 µs, so reading takes at most a twentieth of a worker's time. With 192
-/// workers the last reading is up to 6 ms old, with 511 up to 15 ms.
+/// workers the last reading is up to 6 ms old, and with 511 workers up to 15 ms.
 pub(super) const ROWS_A_MS: u64 = 32;
-/// Reports of VMs that do not pick, and of all other proxies together, are read again if the last
-/// reading is this old, in ms. The daemon does not send the load of other proxies more often.
+/// The minimum interval between two readings of the reports of VMs that do not pick, and of the
+/// report of all other proxies together, in ms. The daemon does not send the load of other proxies
+/// more often.
 pub(super) const SLOW_ROWS_MS: u64 = 5;
-/// At a pick, the VMs' placement rings are read again if the last reading is this old, in ms.
+/// The minimum interval between two readings of the VMs' placement rings at picks, in ms.
 pub(super) const RINGS_AT_PICK_MS: u64 = 10;
-/// At the end of a request, when no request waits, rings are read again if the last reading is this
-/// old, in ms.
+/// The minimum interval between two readings of the placement rings at the end of requests, in ms.
+/// The interval is shorter than at a pick, because no request waits.
 const RINGS_AT_END_MS: u64 = 5;
 /// The maximum number of prompt blocks read from rings at a pick, which takes up to 50 µs. The next
 /// reading reads the rest.
@@ -39,20 +41,20 @@ const BLOCKS_AT_END: usize = 8_192;
 /// started and reads the rings of all other VMs.
 pub(super) const BLOCKS_AT_TICK: usize = 65_536;
 
-/// Selects the reports that are read in addition to those of VMs that pick.
+/// The choice of the reports that are read in addition to the reports of VMs that pick.
 #[derive(Clone, Copy, Debug)]
 struct SlowReports {
     /// The reports of VMs that do not pick.
     idle: bool,
-    /// The report of the other proxies.
+    /// The report of all other proxies together.
     outside: bool,
 }
 
-/// Another VM.
+/// The data that this VM has read from one other VM.
 #[derive(Debug)]
 pub(super) struct PeerVm {
     pub(super) key: String,
-    /// The token of the last write that was read.
+    /// The token of the last write of the report that this VM has read.
     token: Option<u32>,
     pub(super) report: PeerReport,
     /// Whether this VM knows that the other VM picks endpoints.
@@ -88,7 +90,8 @@ impl LoadSharing {
             || due(self.read.reports, rows_ms.max(spread_ms))
         {
             self.read.reports = Some(now);
-            // Without other proxies, the reading only has to notice when one appears.
+            // Without other proxies, a reading only has to notice the first other proxy, so
+            // readings are rarer.
             let slow_ms = if self.remote_peers().proxies > 1 {
                 SLOW_ROWS_MS
             } else {
@@ -271,8 +274,9 @@ impl PeerVm {
         RingPosition::of_word(self.report().head().ring)
     }
 
-    /// Reads the report if it was written since the last time. Reads the report of a VM that does
-    /// not pick only if `slow` is set. Returns whether SLOs must be computed again.
+    /// Reads the report of the other VM if it was written since the last reading. Reads the report
+    /// of a VM that does not pick only if `slow` is set. Returns whether the SLOs of the sum must
+    /// be computed again.
     fn receive<H: Host>(
         &mut self,
         host: &H,

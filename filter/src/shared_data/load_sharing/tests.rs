@@ -1,4 +1,4 @@
-//! Tests with several VMs of one process in memory. Each VM has its own streams.
+//! Tests with several VMs of one process in memory. Each VM has separate streams.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -54,7 +54,7 @@ impl SharingWorld {
             )
             .unwrap();
         world.workers = (0..workers).map(|_| world.worker()).collect();
-        // The first VM leads; all VMs know each other after the second tick.
+        // After two ticks, the first VM leads, and all VMs know each other.
         world.tick();
         world.tick();
         world
@@ -73,7 +73,7 @@ impl SharingWorld {
         self.host.pass_ms(u64::from(TICK_MS));
     }
 
-    /// Sends a request to a worker. Returns the stream and the ranked list.
+    /// Sends a request to a worker. Returns the stream of the request and its ranked list.
     fn request(&self, worker: usize, prompt: &str) -> (HttpStreamContext<FakeHost>, Vec<String>) {
         self.streams.set(self.streams.get() + 1);
         let vm = Rc::clone(&self.workers[worker]);
@@ -133,7 +133,8 @@ impl SharingWorld {
         })
     }
 
-    /// Makes a worker read the other VMs' load, as before each pick, and returns the load it knows.
+    /// Makes a worker read the other VMs' load, as before each pick, and returns the load that the
+    /// worker then knows.
     fn look(&self, worker: usize) -> EndpointLoad {
         let vm = self.workers[worker].borrow();
         let replica = vm.replica("default").unwrap();
@@ -239,8 +240,8 @@ fn looks_are_no_closer_than_two_ms() {
     assert_eq!(world.look(1).requests, 1);
 }
 
-/// All 192 workers of the largest hosts share their loads. The cost of reading these loads is
-/// bounded, not quadratic in the number of workers.
+/// Checks that all 192 workers of the largest hosts share their loads, and that the cost of reading
+/// these loads is bounded and not quadratic in the number of workers.
 #[test]
 fn of_many_workers_all_are_heard_and_none_looks_at_more_than_so_many_rows_a_millisecond() {
     let world = SharingWorld::new(193, "");
@@ -306,8 +307,8 @@ fn a_vm_that_trapped_leaves_no_ghosts_and_its_vm_slot_no_row() {
     let _ghosts: Vec<_> = (0..10).map(|i| world.request(2, &format!("{i}"))).collect();
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 10);
-    // The memory of the VM is lost, and its streams get no more callbacks. A new VM replaces it at
-    // once.
+    // The memory of the VM is lost, and its streams get no more callbacks. A new VM immediately
+    // replaces the lost VM.
     world.workers[2] = world.worker();
     let _alive = world.request(2, "mine");
     world.host.pass_ms(ROW_EXPIRY_MS);
@@ -392,7 +393,7 @@ fn a_placement_is_known_to_the_others_within_ten_ms_and_the_leader_keeps_none() 
     world.host.pass_ms(RINGS_AT_PICK_MS);
     world.look(2);
     assert_eq!(world.matched(2, &blocks), blocks.len() as u32);
-    // The leader creates no prefix index.
+    // A tick of the leader creates no prefix index.
     world.tick();
     let leader = world.workers[0].borrow().replica("default").unwrap();
     assert_eq!(leader.borrow().pool.prefixes().bytes(), 0);
@@ -407,7 +408,8 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
     let homes = |rings_lost: bool, later_ms: u64| {
         let world = SharingWorld::new(3, "");
         let prompt = |number: usize| format!("{number} once upon a time ").repeat(200);
-        // Worker 2 reads worker 1's ring at its first pick, so worker 1 must write again after it.
+        // Worker 2 reads worker 1's ring at its first pick, so worker 1 must write again after that
+        // pick.
         for (number, worker) in [1, 2, 1].into_iter().enumerate() {
             world.request(worker, &prompt(number)).0.on_done();
         }
@@ -485,8 +487,8 @@ fn keys_are_a_fixed_set() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// For any order of request begins and ends at any worker, all workers agree on the sum of open
-    /// requests, and in the end every report is empty.
+    /// Checks that all workers know the same sum of open requests, whatever the order in which
+    /// requests begin and end at the workers, and that every report is empty in the end.
     #[test]
     fn all_agree_and_in_the_end_nothing_is_left(steps in prop::collection::vec((0..3_usize, any::<bool>(), 0..2_u8, 0..300_u64), 1..60)) {
         let world = SharingWorld::new(3, "");

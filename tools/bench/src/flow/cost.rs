@@ -1,14 +1,14 @@
-//! Measures the cost of flow control for a request: CPU of all threads of Envoy, and the time in
-//! the wasm VMs.
+//! Measures the cost of flow control for a request: the CPU time of all threads of Envoy, and the
+//! time in the wasm VMs.
 //!
-//! One engine answers each request after 4 ms, and flow control lets it have [`SEATS`] requests. A
-//! client with this many connections has no request held. With [`CONNECTIONS`], each request waits
-//! for the end of an earlier one. In both cases the same number of requests run and are answered
-//! per second, so the difference is the cost of holding and releasing a request. The cases
-//! alternate in each round.
+//! One engine answers each request after 4 ms, and flow control allows [`SEATS`] requests at this
+//! engine. With [`SEATS`] connections, the proxy holds no request. With [`CONNECTIONS`], each
+//! request waits for the end of an earlier request. In both cases the same number of requests run,
+//! and the engine answers the same number per second. So the difference is the cost of holding and
+//! releasing a request. The cases alternate in each round.
 //!
-//! The time in the VMs is measured by a test build of the module, which reads the clock around each
-//! call of the proxy. CPU is measured with the shipped module.
+//! A test build of the module measures the time in the VMs: the build reads the clock around each
+//! call from the proxy. CPU is measured with the shipped module.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,9 +27,9 @@ const BODY_BYTES: usize = 10_000;
 const SEATS: usize = 4;
 const CONNECTIONS: usize = 16;
 const SECONDS: u32 = 2;
-/// With this query the engine answers after 4 ms.
+/// The query with which the engine answers after 4 ms.
 const DELAYED: &str = "?chunks=1&every_ms=4";
-/// A new configuration reaches all workers within this time.
+/// The time within which a new configuration reaches all workers.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// One row of `flow-cost.json`.
@@ -38,20 +38,21 @@ pub(crate) struct FlowCostRow {
     pub(crate) what: String,
     pub(crate) workers: u32,
     pub(crate) requests: u64,
-    /// Share of the requests that were held.
+    /// The share of the requests that flow control held.
     pub(crate) held_share: f64,
-    /// CPU of Envoy for each request. The added cost is the difference to the case in which none is
-    /// held, for each held request if there are any.
+    /// The CPU time of Envoy for each request. The added cost is the difference to the base case,
+    /// in which no request is held. If the case holds requests, the added cost is for each held
+    /// request.
     pub(crate) cpu: AddedCost,
-    /// The time in the VMs for each request, computed in the same way.
+    /// The time in the VMs for each request. The added cost is computed as for `cpu`.
     pub(crate) vm: AddedCost,
-    /// The calls of the VMs that the kernel interrupted, for each request. `vm` does not contain
-    /// them.
+    /// The number of calls into the VMs that the kernel interrupted, for each request. `vm` leaves
+    /// out the time of these calls.
     pub(crate) interrupted: f64,
     pub(crate) errors: u64,
 }
 
-/// A cost and its base, in µs.
+/// A cost, its base, and the added cost with its spread, in µs.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct AddedCost {
     pub(crate) us: f64,
@@ -60,7 +61,8 @@ pub(crate) struct AddedCost {
     pub(crate) iqr_us: f64,
 }
 
-/// A case: the limit of flow control, the number of connections, and how the engine answers.
+/// A case: the limit of flow control, the number of connections, and the query that sets how the
+/// engine answers.
 #[derive(Clone, Copy, Debug)]
 struct CostCase {
     seats: Option<usize>,
@@ -68,7 +70,7 @@ struct CostCase {
     query: &'static str,
 }
 
-/// The cases in which no request is held, without flow control and with it.
+/// Two cases in which no request is held: without flow control, and with flow control.
 const UNHELD: [CostCase; 2] = [
     CostCase {
         seats: None,
@@ -81,7 +83,8 @@ const UNHELD: [CostCase; 2] = [
         query: "",
     },
 ];
-/// The cases in which requests are held: as many connections as seats, and more.
+/// Two cases with a limit of [`SEATS`] requests: with as many connections, which is the base, and
+/// with more connections, so that requests are held.
 const HELD: [CostCase; 2] = [
     CostCase {
         seats: Some(SEATS),
@@ -99,7 +102,7 @@ const HELD: [CostCase; 2] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Module {
     Shipped,
-    /// The test build that measures its own time.
+    /// The test build, which measures the time in the VM.
     Timed,
 }
 
@@ -110,7 +113,7 @@ struct CaseRun {
     interrupted: f64,
 }
 
-/// The runs of the base and of the case, round by round.
+/// The runs of the base case and of the other case, round by round.
 type PairedRuns = [Vec<CaseRun>; 2];
 
 /// An Envoy in front of one engine.
@@ -183,7 +186,7 @@ impl CostStack {
         })
     }
 
-    /// Measures two cases, alternately.
+    /// Measures two cases alternately, in this number of rounds.
     async fn measure(&mut self, cases: [CostCase; 2], rounds: usize) -> Result<PairedRuns> {
         let mut runs = PairedRuns::default();
         for round in 0..rounds {
@@ -215,7 +218,7 @@ impl CostStack {
         }
         .run(self.folder.path())
         .await?;
-        // Workers publish their counts at their next tick.
+        // Workers publish their counts only at their next tick.
         tokio::time::sleep(Duration::from_millis(200)).await;
         let after = self.counters().await?;
         let per_request = |at: usize| (after[at] - before[at]) as f64 / figures.requests as f64;
@@ -227,7 +230,7 @@ impl CostStack {
         })
     }
 
-    /// Reads the counters: requests held, ns in the VMs, interrupted calls.
+    /// Reads the counters: held requests, nanoseconds in the VMs, and interrupted calls.
     async fn counters(&self) -> Result<[i64; 3]> {
         let held = self
             .stack
@@ -245,7 +248,7 @@ impl CostStack {
         ])
     }
 
-    /// Replaces the scheduling configuration, and waits until it is in use.
+    /// Replaces the scheduling configuration, and waits until all workers use it.
     async fn configure(&mut self, seats: Option<usize>) -> Result<()> {
         let draft = self.folder.path().join("draft");
         let file = self.folder.path().join("picker.yaml");
@@ -260,8 +263,8 @@ impl CostStack {
     }
 }
 
-/// Returns a scheduling configuration that holds requests beyond `seats`. With `None` it holds
-/// none.
+/// Returns a scheduling configuration that holds requests beyond `seats` at an engine. With `None`,
+/// the configuration has no flow control.
 fn config(seats: Option<usize>) -> String {
     let head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n";
     let plugins = "plugins:\n- type: marginal-cost-scorer\n- type: max-score-picker\n";

@@ -8,7 +8,7 @@ use super::{CHAT_AFTER, WAVE_BEGINS};
 
 pub(super) const MODEL: &str = "demo";
 
-/// Requests of one kind.
+/// Requests of one kind: their rate, and their lengths.
 #[derive(Debug)]
 pub(super) struct TrafficClass {
     pub(super) name: &'static str,
@@ -19,8 +19,9 @@ pub(super) struct TrafficClass {
     output_tokens: usize,
 }
 
-/// Chat takes somewhat less than half of the engines' capacity. The two batch tenants request about
-/// 0.5 and 0.35 of it, so the small one requests a bit more than half of what chat leaves.
+/// The classes of requests in a wave. Chat demands somewhat less than half of the engines'
+/// capacity. The two batch tenants demand about 0.5 and 0.35 of the capacity, so the small tenant
+/// demands a bit more than half of what chat leaves.
 pub(super) const CLASSES: [TrafficClass; 3] = [
     TrafficClass {
         name: "chat",
@@ -53,7 +54,7 @@ impl TrafficClass {
         (self.prompt_tokens + self.output_tokens) as f64
     }
 
-    /// Returns the tokens/s that the class requests.
+    /// Returns the tokens/s that the class demands while its requests arrive.
     pub(super) fn offered(&self) -> f64 {
         self.rate * self.tokens()
     }
@@ -66,8 +67,8 @@ impl TrafficClass {
         ]
     }
 
-    /// Returns arrivals at random times, with distinct prompts. Batch requests arrive in a wave,
-    /// and chats all the time.
+    /// Returns arrivals at random times, with distinct prompts. Batch requests arrive only during
+    /// the wave, and chats arrive during the whole run.
     pub(super) fn arrivals(&self, wave: Duration, seed: u64) -> Vec<Arrival> {
         let (begin, end) = if self.objective == "chat" {
             (Duration::ZERO, WAVE_BEGINS + wave + CHAT_AFTER)

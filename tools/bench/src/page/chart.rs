@@ -1,4 +1,4 @@
-//! The plots of the page: lines over the size of the body, on logarithmic axes.
+//! Draws the plots of the page: lines over the size of the body, on logarithmic axes.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use testbed::Result;
 
 const COLOURS: [RGBColor; 2] = [RGBColor(0, 170, 102), RGBColor(204, 68, 0)];
 
-/// Draws named lines, whose coordinates must all be above 0.
+/// Draws two named lines, whose coordinates must all be above 0.
 ///
 /// # Errors
 /// Fails if the picture cannot be written.

@@ -10,17 +10,17 @@ use crate::flow::cost::{AddedCost, FlowCostRow};
 use crate::overhead::{CONNECTIONS, OverheadCase, OverheadRow};
 use crate::world::RequestPath;
 
-/// Body sizes of the table that compares the pickers with both bases (a minimal and the shipped
-/// Envoy).
+/// The body sizes in the table that compares the pickers with both bases (a minimal Envoy and the
+/// shipped Envoy), in bytes.
 const SIZES: [usize; 6] = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000];
 
-/// Formats a difference with its spread.
+/// Returns a difference with its spread, as text.
 fn spread(value: f64, iqr: f64) -> String {
     format!("{value:.0} ({iqr:.0})")
 }
 
-/// Returns a table of the CPU per request of the minimal Envoy, of the shipped one without a
-/// picker, and of both pickers.
+/// Returns a table of the CPU time per request of four paths: the minimal Envoy, the shipped Envoy
+/// without a picker, and both pickers.
 pub(super) fn bases(measured: &BenchResults) -> Result<String> {
     let mut text = String::from(
         "| body, KB | connections | minimal Envoy | shipped, no picker | filter | ext_proc | filter over shipped | filter / minimal | p50: filter / minimal |\n\
@@ -60,7 +60,7 @@ pub(super) fn bases(measured: &BenchResults) -> Result<String> {
     Ok(text)
 }
 
-/// Returns a table of the costs that both pickers add to the shipped configuration, with a row for
+/// Returns a table of the costs that the pickers add to the shipped configuration, with a row for
 /// each case.
 pub(super) fn requests(measured: &BenchResults) -> Result<String> {
     let base = RequestPath::Shipped;
@@ -86,7 +86,7 @@ pub(super) fn requests(measured: &BenchResults) -> Result<String> {
     Ok(text)
 }
 
-/// Formats the columns of one picker.
+/// Returns the columns of one picker, as text.
 fn added(row: &OverheadRow) -> String {
     format!(
         "{} | {} | {} | {:.0} %",
@@ -189,7 +189,7 @@ pub(super) fn flow_cost(rows: &[FlowCostRow]) -> Result<String> {
         let workers = f64::from(row.workers);
         let by_another = match row.workers {
             1 => "-".to_owned(),
-            // Of W workers, a request's own worker releases it with probability 1/W.
+            // With W workers, the worker that got a request also releases it with probability 1/W.
             _ => format!(
                 "{:.1}",
                 (row.vm.added_us - by_own / workers) * workers / (workers - 1.0)

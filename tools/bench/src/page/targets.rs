@@ -24,7 +24,7 @@ enum FigureBound {
     AtLeast(f64),
 }
 
-/// How a figure is printed.
+/// The form in which a figure is printed.
 #[derive(Clone, Copy)]
 enum FigureUnit {
     Micros,
@@ -33,7 +33,8 @@ enum FigureUnit {
     Times,
 }
 
-/// A measured figure; `iqr` is its interquartile range, or 0 if it is not a median of rounds.
+/// A measured figure. `iqr` is its interquartile range, or 0 if the figure is not a median of
+/// rounds.
 #[derive(Clone, Copy)]
 struct FoundFigure {
     value: f64,
@@ -187,8 +188,8 @@ impl BenchResults {
         })
     }
 
-    /// Returns the CPU that the filter adds to the shipped configuration, as a multiple of the
-    /// minimal Envoy's CPU.
+    /// Returns the CPU time that the filter adds to the shipped configuration, as a multiple of the
+    /// minimal Envoy's CPU time.
     fn filter_alone(&self) -> Option<FoundFigure> {
         let case = OverheadCase::around(CENTRES[0]);
         let over = self.request(Filter, Shipped, case)?;
@@ -199,7 +200,9 @@ impl BenchResults {
         })
     }
 
-    /// Compares two figures from separate runs, so the spread is the sum of both spreads.
+    /// Returns the ratio of requests/s (filter to minimal Envoy) with four workers, divided by the
+    /// same ratio with one worker. The two ratios come from separate runs, so the spread is the sum
+    /// of both spreads.
     fn four_workers(&self) -> Option<FoundFigure> {
         let of = |workers| {
             self.request(
@@ -235,8 +238,8 @@ impl BenchResults {
         })
     }
 
-    /// Returns the difference between two pool sizes. They are measured in separate runs, so the
-    /// spread is the sum of both.
+    /// Returns how much the added p50 grows from 10 to 1,000 endpoints. Both values come from
+    /// separate runs, so the spread is the sum of both spreads.
     fn growth(&self) -> Option<FoundFigure> {
         let of = |endpoints| {
             self.request(

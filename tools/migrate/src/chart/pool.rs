@@ -1,4 +1,4 @@
-//! The values of one pool.
+//! Makes the values of one pool.
 
 use control_plane::config::yaml::YamlValue;
 
@@ -10,13 +10,13 @@ use crate::picker::MigratedConfig;
 use crate::table::MigrationVerdict;
 use crate::tree::{list, map};
 
-/// The longest name of an InferencePool in our chart.
+/// The longest name of an InferencePool in our chart, in characters.
 const POOL_CHARACTERS_MAX: usize = 63;
-/// The longest name of a namespace.
+/// The longest name of a namespace in Kubernetes, in characters.
 const NAMESPACE_CHARACTERS_MAX: usize = 63;
 /// The maximum number of target ports of an InferencePool.
 const TARGET_PORTS_MAX: usize = 8;
-/// The port of model servers whose ports are not given.
+/// The port of model servers whose ports the input does not name.
 const PORT_DEFAULT: f64 = 8000.0;
 
 // === impl ValuesWriter ===

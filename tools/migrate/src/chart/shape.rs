@@ -5,7 +5,7 @@ use control_plane::config::yaml::{YamlKey, YamlNode, YamlValue};
 use crate::items::plain;
 use crate::tree::map;
 
-/// The longest name of a pool in our chart.
+/// The longest name of a pool in our chart, in characters.
 const POOL_NAME_CHARACTERS_MAX: usize = 40;
 /// The shape that a value must have in our chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum ValueShape {
 // === impl ValueShape ===
 
 impl ValueShape {
-    /// Converts the value to this shape; `None` if that is impossible.
+    /// Converts the value to this shape. Returns `None` if the value cannot have this shape.
     pub(super) fn shaped(self, value: &YamlValue) -> Option<YamlValue> {
         match (self, value) {
             (Self::Map, YamlValue::Map(_)) => Some(value.clone()),

@@ -171,7 +171,7 @@ fn flags(items: &mut GivenItems, title: &str, arguments: &[String]) {
             if argument.starts_with('/')
                 && items.all().iter().all(|item| !item.path.starts_with("--"))
             {
-                continue; // the program
+                continue; // the argument is the path of the program
             }
             items.unknown(
                 &format!("{title}, argument {argument}"),

@@ -60,7 +60,7 @@ impl ConfigEditor {
                     .iter()
                     .any(|ours| *ours == title || ours.starts_with(&format!("{title} ")))
             {
-                continue; // reported as replaced
+                continue; // this item is reported as replaced
             }
             let reason = match item.status {
                 ItemStatus::NoEffect => format!("no effect here: {reason}"),
@@ -82,7 +82,7 @@ impl ConfigEditor {
         }
     }
 
-    /// Changes what is refused or wrong.
+    /// Replaces or removes the items that are refused or wrong.
     pub(super) fn change(
         &mut self,
         items: &[ConfigItem],
@@ -105,7 +105,8 @@ impl ConfigEditor {
             }
             out.insert(steps);
         }
-        // Refused items are removed first, because an error may be about a reference to them.
+        // Refused items are removed first, because an error may be about a reference to a refused
+        // item.
         for error in errors.iter().filter(|_| refused.is_empty()) {
             let steps = Self::removable(tree::steps(&error.path));
             if !tree::exists(&self.tree, &steps)
@@ -205,7 +206,7 @@ impl ConfigEditor {
         ));
     }
 
-    /// Replaces a plugin; returns whether it stays in the file.
+    /// Replaces a plugin. Returns whether the plugin stays in the file.
     fn replace(&mut self, at: usize, item: &ConfigItem) -> bool {
         let Some((name, plugin_type)) = self.plugin(at) else {
             return false;
@@ -218,7 +219,7 @@ impl ConfigEditor {
             return false;
         };
         let parameters = self.parameters(at, new);
-        // The plugin is renamed only if its name was that of its type, because other items then
+        // The plugin is renamed only if its name was the name of its type, because other items then
         // refer to the type.
         let taken = self.names().iter().any(|other| other == new);
         let new_name = if name == plugin_type && !taken {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use migrate::table_markdown;
 
-/// The table between these lines of `docs/how-to/migrate.md` is printed; the rest is written by
-/// hand.
+/// The two lines of `docs/how-to/migrate.md` between which the table is printed. The rest of the
+/// page is written by hand.
 const TABLES: [&str; 2] = ["<!-- tables: begin -->\n", "<!-- tables: end -->\n"];
 
 #[test]

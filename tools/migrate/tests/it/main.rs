@@ -42,7 +42,7 @@ fn golden(file: &Path, extension: &str, printed: &str) {
     );
 }
 
-/// The exit code, stdout and stderr.
+/// Runs the command. Returns the exit code, stdout and stderr.
 async fn run(arguments: &[&str]) -> (u8, String, String) {
     let args =
         MigrateArgs::try_parse_from(["switchpoint-migrate"].iter().chain(arguments)).unwrap();
@@ -203,7 +203,7 @@ fn wrong_usage_is_an_error_of_the_command_line() {
     }
 }
 
-/// An API server with the objects of a file, in the form of lists.
+/// Returns an API server that serves the objects of a file as lists.
 fn api_server(objects: &serde_json::Value) -> axum::Router {
     let items = objects["items"].as_array().unwrap().clone();
     let answer = move |uri: axum::http::Uri| async move {
@@ -272,7 +272,7 @@ async fn a_cluster_gives_the_same_as_its_objects_in_a_file() {
     server.abort();
 }
 
-/// Keys and values of real charts and objects.
+/// Keys and values from real charts and objects.
 const WORDS: &[&str] = &[
     "router",
     "epp",
@@ -323,7 +323,7 @@ const WORDS: &[&str] = &[
     "--pool-name",
 ];
 
-/// Values with the keys of real charts, in any wrong shape.
+/// Generates values with the keys of real charts, in wrong shapes of every kind.
 fn values() -> impl Strategy<Value = serde_json::Value> {
     let word = prop::sample::select(WORDS).prop_map(str::to_owned);
     let config = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: [{type: tokenizer}, {type: [}]\n".to_owned();
@@ -381,7 +381,8 @@ mod slow {
         let helm = root.join(".tools/bin/helm");
         let chart = root.join("deploy/charts/switchpoint");
         if !helm.exists() {
-            // Not `print!`, whose output `cargo test` hides for tests that pass.
+            // Writes to stdout itself, because `cargo test` hides the output of `print!` for tests
+            // that pass.
             let why =
                 "there is no helm; `.ci/cluster_tools.py helm` builds it where Go is installed";
             writeln!(

@@ -9,60 +9,58 @@ use crate::workload::RaceWorkload;
 pub struct Cell {
     /// The name in commands, records and on the page.
     pub name: &'static str,
-    /// Where its sessions come from.
     pub source: CellSource,
     pub engines: CellEngines,
-    /// What happens to the pool during the run.
     pub change: CellChange,
-    /// The number of router processes. Sessions use them in turn.
+    /// The number of router processes, which the sessions use in turn.
     pub gateways: usize,
 }
 
-/// Where the sessions of a cell come from.
+/// The source of a cell's sessions, which also sets when they arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellSource {
     /// Sessions of a workload that arrive at random.
     Random {
         workload: RaceWorkload,
-        /// The load as a share of the rate of this workload that round robin can serve, percent.
+        /// The rate of arrivals, in percent of the highest rate that round robin can serve with
+        /// this workload.
         load_percent: u32,
     },
-    /// The shape of a published table.
+    /// Sessions like those of a published benchmark table.
     Published(PublishedShape),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CellEngines {
-    /// The number of engines.
     pub count: usize,
     pub kind: CellEngine,
-    /// How fast the engines are.
     pub speed: EngineSpeed,
-    /// The maximum number of sequences that each engine runs at once.
+    /// The maximum number of sequences that each engine runs at the same time.
     pub sequences_max: usize,
-    /// The KV blocks of each engine, of 16 tokens. `None`: as many as in the profile.
+    /// The number of KV blocks of each engine, of 16 tokens each. With `None` an engine has as many
+    /// blocks as its profile.
     pub kv_blocks: Option<u32>,
 }
 
 /// The engines of a cell: program, model and hardware.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CellEngine {
-    /// Our model server, as Qwen3 32B on an H200.
+    /// Our model server (crate `testbed`), which simulates Qwen3 32B on an H200.
     Qwen32bH200,
-    /// Our model server, as Llama 3 8B on an A10. The profile is an A100 that takes three times as
-    /// long, because an A10 reads its memory at 600 GB/s instead of 2,039 and has 125 Tflop/s
-    /// instead of 312.
+    /// Our model server (crate `testbed`), which simulates Llama 3 8B on an A10. Each step takes
+    /// three times as long as in the profile of an A100, because an A10 reads its memory at 600
+    /// GB/s instead of 2,039 GB/s and has 125 Tflop/s instead of 312 Tflop/s.
     Llama8bA10,
-    /// Dynamo's mocker, an engine that we did not write. The mocker has its own speed, and not that
-    /// of a profile.
+    /// Dynamo's mocker, a simulated engine that we did not write. The mocker has its own speed, so
+    /// no profile applies to it.
     DynamoMocker {
-        /// Sessions of the cell's workload that round robin can serve each second with these
-        /// engines.
+        /// The number of sessions of the cell's workload that round robin can serve each second
+        /// with these engines.
         capacity_per_s: f64,
     },
 }
 
-/// How fast the engines of a cell are.
+/// The speeds of a cell's engines, relative to their profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineSpeed {
     /// All engines are as fast as the profile.
@@ -71,10 +69,10 @@ pub enum EngineSpeed {
     HalfAreHalfAsFast,
 }
 
-/// What happens to the pool during a run.
+/// The changes of the pool during a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellChange {
-    /// Nothing.
+    /// The pool does not change.
     None,
     /// One engine dies after a quarter of the arrivals, one engine is added after half, and another
     /// engine restarts with an empty cache after three quarters.
@@ -82,8 +80,8 @@ pub enum CellChange {
 }
 
 impl CellEngines {
-    /// The engines of the judged cells. There are few sequences, so that a pool near its limits
-    /// sends few enough events for two cores.
+    /// Eight engines, which most judged cells have. The limit of 24 sequences is low, so that even
+    /// a pool near its capacity sends no more events than two cores can handle.
     pub const EIGHT: Self = Self {
         count: 8,
         kind: CellEngine::Qwen32bH200,
@@ -91,12 +89,13 @@ impl CellEngines {
         sequences_max: 24,
         kv_blocks: None,
     };
-    /// As many sequences as vLLM allows by default.
+    /// Eight engines with as many sequences as vLLM allows by default.
     const EIGHT_WIDE: Self = Self {
         sequences_max: 256,
         ..Self::EIGHT
     };
-    /// 24 GiB minus the weights are some 2,400 blocks at 128 KiB per token.
+    /// Three A10s. The number of blocks is what fits into 24 GiB of memory beside the weights:
+    /// about 2,400 blocks of 16 tokens, at 128 KiB per token.
     const THREE_A10: Self = Self {
         count: 3,
         kind: CellEngine::Llama8bA10,
@@ -112,17 +111,19 @@ impl Cell {
     pub const CORE: [Self; 12] = [
         Self::new("agents-50", RaceWorkload::Agents, 50),
         Self::new("agents-85", RaceWorkload::Agents, 85),
-        // The largest request takes 1,900 blocks, so an engine cannot have fewer. Some 40 sessions
-        // are live. Together with the prompt that all share, they take 19,000 blocks. The shared
-        // prompt takes 440 of these in every engine. Two thirds of the blocks fit.
+        // The largest request takes 1,900 blocks, so an engine cannot have fewer. About 40 sessions
+        // are live at the same time. With the system prompt that all sessions share, they take
+        // 19,000 blocks. The system prompt takes 440 blocks in every engine. The engines have room
+        // for two thirds of the blocks.
         Self::tight("agents-tight", RaceWorkload::Agents, 85, 2_200),
         Self::new("tenants-10", RaceWorkload::Tenants, 10),
         Self::new("tenants-50", RaceWorkload::Tenants, 50),
         Self::new("tenants-85", RaceWorkload::Tenants, 85),
-        // Some 110 sessions are live. With each of the 16 prompts once, they take 10,700 blocks.
-        // All of these fit once, but beside its sessions an engine holds only a third of the
-        // prompts (330 blocks each). With half as many blocks, not even the requests that run at
-        // the same time fit.
+        // About 110 sessions are live at the same time. With one copy of each of the 16 system
+        // prompts, they take 10,700 blocks. The pool has room for all of these blocks. But beside
+        // its sessions, an engine has room for only a third of the system prompts (330 blocks
+        // each). With half as many blocks, not even the requests that run at the same time would
+        // fit.
         Self::tight("tenants-tight", RaceWorkload::Tenants, 50, 2_000),
         Self::new("chat-50", RaceWorkload::Chat, 50),
         Self::new("documents-50", RaceWorkload::Documents, 50),
@@ -146,7 +147,7 @@ impl Cell {
         ..Self::new("two-gateways", RaceWorkload::Agents, 50)
     };
 
-    /// Cells in the shape of published tables.
+    /// The cells with the load of a published benchmark table.
     pub const PUBLISHED: [Self; 7] = [
         Self::published(
             "llm-d-groups-4",
@@ -191,12 +192,12 @@ impl Cell {
         }
     }
 
-    /// Cells with three of Dynamo's engines. The capacity of round robin was measured with Dynamo's
-    /// own frontend in real time, with seed 1 and 60 to 90 s of arrivals. Tenants: at three
-    /// sessions a second no request waits, at four a request waits for 1.3 s, and five are more
-    /// than the engines can serve. Agents: at 0.4 sessions a second no request waits and 82 % of
-    /// the prompts are hits. At 0.55 engines evict, so only 77 % are hits, and a request takes a
-    /// third longer.
+    /// The cells with three of Dynamo's engines. The capacity of round robin was measured with
+    /// Dynamo's own frontend in real time, with seed 1 and 60 to 90 s of arrivals. Of the tenants'
+    /// requests, none waits at three sessions a second. At four sessions a second a request waits
+    /// for 1.3 s, and five are more than the engines can serve. Of the agents' requests, none waits
+    /// at 0.4 sessions a second, and 82 % of the prompts are hits. At 0.55 sessions a second the
+    /// engines evict blocks, so only 77 % are hits, and a request takes a third longer.
     pub const DYNAMO: [Self; 2] = [
         Self::dynamo("dynamo-agents", RaceWorkload::Agents, 0.4),
         Self::dynamo("dynamo-tenants", RaceWorkload::Tenants, 3.6),
@@ -243,13 +244,14 @@ impl Cell {
         }
     }
 
-    /// All cells, in order.
+    /// Returns all cells: the judged cells, then the published cells, then the cells with Dynamo's
+    /// engines.
     pub fn all() -> impl Iterator<Item = Self> {
         Self::judged().chain(Self::PUBLISHED).chain(Self::DYNAMO)
     }
 
-    /// The cells that a full race plays with every seed. It plays the published cells and Dynamo's
-    /// with one seed.
+    /// Returns the cells that a full race plays with every seed. A full race plays the published
+    /// cells and Dynamo's cells with only one seed.
     pub fn judged() -> impl Iterator<Item = Self> {
         Self::CORE.into_iter().chain([Self::TWO_GATEWAYS])
     }
@@ -259,7 +261,7 @@ impl Cell {
         Self::all().find(|cell| cell.name == name)
     }
 
-    /// The workload of sessions that arrive at random.
+    /// Returns the cell's workload, or `None` if the cell has the load of a published table.
     #[must_use]
     pub const fn workload(&self) -> Option<RaceWorkload> {
         match self.source {
@@ -274,7 +276,8 @@ impl Cell {
         matches!(self.engines.kind, CellEngine::DynamoMocker { .. })
     }
 
-    /// Sessions that arrive each second; `None` if the number depends on the router or a recording.
+    /// Returns the number of sessions that arrive each second, or `None` if the router or a
+    /// recording determines this number.
     #[must_use]
     pub fn sessions_per_s(&self) -> Option<f64> {
         match self.source {
@@ -286,7 +289,8 @@ impl Cell {
         }
     }
 
-    /// Sessions of this workload that round robin can serve each second.
+    /// Returns how many sessions of this workload round robin can serve each second with the cell's
+    /// engines.
     fn capacity_per_s(&self, workload: RaceWorkload) -> f64 {
         if let CellEngine::DynamoMocker { capacity_per_s } = self.engines.kind {
             return capacity_per_s;
@@ -300,9 +304,9 @@ impl Cell {
             / CellEngines::EIGHT.count as f64
     }
 
-    /// The sessions of a run, in order of arrival. If they arrive at random, those of the first
-    /// `arrivals_s` seconds. For a recording the list is empty, because recordings are read from a
-    /// file.
+    /// Returns the sessions of a run, in order of arrival. If sessions arrive at random, returns
+    /// those of the first `arrivals_s` seconds. Returns no sessions for a recording, because the
+    /// crate `race` reads recordings from a file.
     #[must_use]
     pub fn sessions(&self, seed: u64, arrivals_s: f64) -> Vec<RaceSession> {
         match self.source {
@@ -315,11 +319,12 @@ impl Cell {
 }
 
 impl RaceWorkload {
-    /// Sessions a second that round robin can serve with eight engines `qwen3-32b-h200` of at most
-    /// 24 sequences. The number is the highest rate of arrivals at which the number of live
-    /// sessions stops growing within ten minutes, in virtual time, over five seeds. `simulator race
-    /// capacity` finds this rate. Agents fill the caches before they fill the engines, so their
-    /// capacity is where round robin begins to evict the contexts of live sessions.
+    /// Returns how many sessions a second round robin can serve with eight engines `qwen3-32b-h200`
+    /// of at most 24 sequences. The number is the highest rate of arrivals at which the number of
+    /// live sessions stops growing within ten minutes of virtual time, over five seeds. `simulator
+    /// race capacity` finds this rate. Agents fill the caches before they fill the engines, so the
+    /// capacity for agents is the rate at which round robin begins to evict the contexts of live
+    /// sessions.
     #[must_use]
     pub const fn capacity_per_s(self) -> f64 {
         match self {

@@ -1,4 +1,4 @@
-//! Sessions in the shape of published tables, so that a user of a rival recognises them.
+//! Sessions like those of published benchmark tables, so that users of rivals recognise them.
 
 use std::sync::Arc;
 
@@ -9,49 +9,53 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use crate::session::{RaceSession, SessionClass, Turn};
 use crate::workload::words;
 
-/// Seconds of each step of the published ladder of loads.
+/// The length of the arrivals in the published load test with rising rates, in s. Each rate is a
+/// cell.
 const LADDER_S: u32 = 60;
-/// Groups of the ladder, and the questions of each.
+/// The number of system prompts in [`PublishedShape::SharedGroups`].
 const GROUPS: usize = 512;
-/// See [`GROUPS`].
+/// The number of questions for each system prompt in [`PublishedShape::SharedGroups`].
 const QUESTIONS: usize = 8;
-/// Tokens of a reply of the ladder.
+/// The output tokens of each reply of the published load test with rising rates.
 const LADDER_REPLY: u32 = 128;
-/// Sessions of [`PublishedShape::TenTurns`], and the turns of each: 1,200 requests.
+/// The number of sessions in [`PublishedShape::TenTurns`].
 const SESSIONS: u32 = 120;
-/// See [`SESSIONS`].
+/// The number of requests of each session in [`PublishedShape::TenTurns`]: 1,200 in all sessions.
 const TURNS: usize = 10;
-/// Words of a short, a medium and a long text: with the replies, a prompt has some 1,400 tokens on
-/// average, as published. The mix itself is not published.
+/// The words of a short, a medium and a long text of a user in [`PublishedShape::TenTurns`]. With
+/// the replies, a prompt has about 1,400 tokens on average, as published. The mix of lengths itself
+/// is not published.
 const TEXT_WORDS: [usize; 3] = [30, 80, 180];
-/// Tokens of a short, a medium and a long reply.
+/// The output tokens of a short, a medium and a long reply in [`PublishedShape::TenTurns`].
 const REPLY_TOKENS: [u32; 3] = [30, 90, 180];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PublishedShape {
-    /// llm-d-benchmark pull request 1908: 512 prompts of 2,048 tokens, each with 8 questions of 256
-    /// tokens, in random order, evenly at this rate for 60 s.
+    /// The load of llm-d-benchmark pull request 1908: 512 system prompts of 2,048 tokens, each with
+    /// 8 questions of 256 tokens. The questions arrive in random order at even intervals for 60 s.
     SharedGroups {
-        /// Requests each second.
+        /// The number of requests each second.
         per_s: u32,
     },
-    /// The control of the same pull request: prompts of 2,300 tokens that share nothing.
+    /// The control of llm-d-benchmark pull request 1908: prompts of 2,300 tokens that share no
+    /// text.
     UniquePrompts {
-        /// Requests each second.
+        /// The number of requests each second.
         per_s: u32,
     },
-    /// Higress pull request 4352: 1,200 requests in sessions of ten turns. At any time 40 sessions
-    /// run, and a new session begins when one ends.
+    /// The load of Higress pull request 4352: 1,200 requests in sessions of ten turns. Always 40
+    /// sessions run, because a new session begins when one ends.
     TenTurns,
     /// A piece of a public trace, `tools/testbed/data/mooncake_conversation_10min.jsonl.gz`. The
-    /// race reads it: this crate reads no files.
+    /// crate `race` reads the trace, because this crate reads no files.
     Recorded,
 }
 
 // === impl PublishedShape ===
 
 impl PublishedShape {
-    /// Requests each second; `None` if that depends on the router or a recording.
+    /// Returns the number of requests each second, or `None` if the router or a recording
+    /// determines this number.
     #[must_use]
     pub const fn per_s(self) -> Option<u32> {
         match self {
@@ -60,7 +64,8 @@ impl PublishedShape {
         }
     }
 
-    /// The number of sessions at the same time, if a session begins when another ends.
+    /// Returns how many sessions run at the same time, or `None` if sessions do not wait for the
+    /// end of others.
     #[must_use]
     pub const fn clients(self) -> Option<usize> {
         match self {
@@ -75,7 +80,7 @@ impl PublishedShape {
         let rng = &mut SmallRng::seed_from_u64(seed);
         match self {
             Self::SharedGroups { per_s } => shared_groups(per_s, rng),
-            // 2,300 tokens. A word has 1.75 tokens.
+            // 1,314 words are 2,300 tokens, because a word has 1.75 tokens on average.
             Self::UniquePrompts { per_s } => {
                 ladder(per_s, |_, rng| ("".into(), words(1_314, rng)), rng)
             }
@@ -85,9 +90,10 @@ impl PublishedShape {
     }
 }
 
-/// If there are more requests than questions, the questions are asked again.
+/// Returns the sessions of [`PublishedShape::SharedGroups`]. If there are more requests than
+/// questions, the questions repeat.
 fn shared_groups(per_s: u32, rng: &mut SmallRng) -> Vec<RaceSession> {
-    // 2,048 and 256 tokens.
+    // 1,170 words are the 2,048 tokens of a prompt; 146 words are the 256 tokens of a question.
     let prompts: Vec<Arc<str>> = (0..GROUPS).map(|_| words(1_170, rng)).collect();
     let mut asked: Vec<(Arc<str>, Arc<str>)> = prompts
         .iter()
@@ -107,7 +113,8 @@ fn shared_groups(per_s: u32, rng: &mut SmallRng) -> Vec<RaceSession> {
     )
 }
 
-/// Single requests at even times. `prompt` makes the system prompt and the question of a request.
+/// Returns sessions of one request each, which arrive at even intervals. `prompt` makes the system
+/// prompt and the question of a request.
 fn ladder(
     per_s: u32,
     prompt: impl Fn(usize, &mut SmallRng) -> (Arc<str>, Arc<str>),

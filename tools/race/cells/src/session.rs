@@ -8,52 +8,51 @@ use std::sync::Arc;
 pub struct RaceSession {
     /// The number of the session within the run, from 0 in order of arrival.
     pub id: u32,
-    /// When its first request is sent, ms after the start of the run.
+    /// The time at which the session's first request is sent, in ms after the start of the run.
     pub start_ms: f64,
-    /// What kind of client it is.
     pub class: SessionClass,
-    /// The system prompt; empty if there is none.
+    /// The system prompt, or an empty text if the session has none.
     pub system: Arc<str>,
-    /// The requests of the client in order; at least one.
+    /// The client's requests in order. A session has at least one request.
     pub turns: Vec<Turn>,
 }
 
 /// One request of a session.
 #[derive(Clone, Debug)]
 pub struct Turn {
-    /// The text of the user's message; the request also has everything before it.
+    /// The text of the user's new message. The request also contains all earlier messages.
     pub text: Arc<str>,
-    /// Tokens of the reply. The request makes the engine generate exactly this number.
+    /// The number of tokens of the reply. The request makes the engine generate exactly this
+    /// number.
     pub output_tokens: u32,
-    /// Time from the end of the previous reply until this request is sent, ms. 0 for the first
-    /// request.
+    /// The time from the end of the previous reply until this request is sent, in ms. The first
+    /// request of a session has 0.
     pub pause_ms: f64,
 }
 
-/// The kinds of clients of a workload that mixes two.
+/// The kinds of clients. One workload mixes both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SessionClass {
-    /// A person or an agent waits for the reply.
+    /// A person or an agent, who waits for the reply.
     Interactive,
-    /// No client waits: bulk work.
+    /// Bulk work, for whose replies no client waits.
     Batch,
 }
 
-/// The speaker of a message.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The operator's system prompt.
+    /// The operator, who wrote the system prompt.
     System,
-    /// The client.
+    /// The client, who asks.
     User,
-    /// The model.
+    /// The model, which answers.
     Assistant,
 }
 
 /// One message of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// The speaker.
     pub role: Role,
     pub text: &'a str,
 }
@@ -61,8 +60,8 @@ pub struct Message<'a> {
 // === impl RaceSession ===
 
 impl RaceSession {
-    /// The messages of the request of turn `turn` (from 0). `replies` are the replies of the
-    /// earlier turns, in order; a missing reply is treated as empty.
+    /// Returns the messages of the request of turn `turn` (from 0). `replies` are the replies of
+    /// the earlier turns, in order. A missing reply counts as empty.
     pub fn messages<'a>(&'a self, turn: usize, replies: &'a [String]) -> Vec<Message<'a>> {
         let system = (!self.system.is_empty()).then_some(Message {
             role: Role::System,
@@ -88,7 +87,7 @@ impl RaceSession {
 // === impl SessionClass ===
 
 impl SessionClass {
-    /// The name of the class in records.
+    /// Returns the name of the class in records.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -101,7 +100,7 @@ impl SessionClass {
 // === impl Role ===
 
 impl Role {
-    /// The name of the role in a chat request.
+    /// Returns the name of the role in a chat request.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

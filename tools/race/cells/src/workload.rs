@@ -1,8 +1,8 @@
 //! The workloads: the texts of a cell's sessions, and how often sessions arrive.
 //!
-//! Words have 3 to 9 letters. With the space, a word has 1.75 tokens of four bytes on average.
-//! Output lengths are 30 to 200 tokens where nothing else is said. Sessions arrive at random
-//! (Poisson). Equal seeds give equal sessions.
+//! Words have 3 to 9 letters. A word and the space after the word have 1.75 tokens of four bytes on
+//! average. Replies have 30 to 200 tokens unless the workload says otherwise. Sessions arrive at
+//! random (Poisson). Equal seeds give equal sessions.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -17,35 +17,38 @@ pub enum RaceWorkload {
     /// All sessions have one system prompt of 4,000 words. A session has 6 to 20 turns, 1.5 s
     /// apart, and each turn adds 100 to 900 words.
     Agents,
-    /// 16 system prompts of 3,000 words, a few of them in most sessions; 2 to 6 short turns.
+    /// Each session has one of 16 system prompts of 3,000 words, and most sessions have one of a
+    /// few of these prompts. A session has 2 to 6 turns of 30 to 200 words.
     Tenants,
-    /// A system prompt of 100 words for all; 3 to 8 turns of 20 to 600 words, 6 s apart.
+    /// All sessions have one system prompt of 100 words. A session has 3 to 8 turns of 20 to 600
+    /// words, 6 s apart.
     Chat,
-    /// 40 documents of 4,000 to 9,000 words. A few sessions ask each document 1 to 3 short
-    /// questions.
+    /// Each session has one of 40 documents of 4,000 to 9,000 words, and asks 1 to 3 short
+    /// questions about the document. So a few sessions have the same document.
     Documents,
-    /// Chat, and beside it waves of single prompts of 800 to 2,000 words with long replies.
+    /// Sessions as in [`Self::Chat`], and beside them waves of bulk work: single prompts of 800 to
+    /// 2,000 words with replies of 150 to 400 tokens.
     BatchBesideChat,
 }
 
-/// Tenants of [`RaceWorkload::Tenants`].
+/// The number of tenants in [`RaceWorkload::Tenants`].
 const TENANTS: usize = 16;
-/// Exponent of the tenants' shares (Pareto): the largest has a quarter of the sessions.
+/// The exponent of the tenants' shares (Pareto): the largest tenant has a quarter of the sessions.
 const TENANT_SKEW: f64 = 0.9;
-/// Documents of [`RaceWorkload::Documents`].
+/// The number of documents in [`RaceWorkload::Documents`].
 const DOCUMENTS: usize = 40;
-/// Prompts of one wave of batch work.
+/// The number of prompts in one wave of bulk work.
 const WAVE: usize = 12;
-/// Share of the sessions that are chats, in the workload with batch work.
+/// The share of the sessions that are chats, in [`RaceWorkload::BatchBesideChat`].
 const CHAT_SHARE: f64 = 0.4;
-/// Tokens of a reply.
+/// The output tokens of a reply, except for bulk work.
 const REPLY: RangeInclusive<u32> = 30..=200;
-/// Tokens of a reply of batch work.
+/// The output tokens of a reply for bulk work.
 const BATCH_REPLY: RangeInclusive<u32> = 150..=400;
 
 /// The texts that several sessions share.
 struct SharedTexts {
-    /// One for each tenant or document, or one for all.
+    /// The system prompts: one for each tenant or document, or a single one for all sessions.
     systems: Vec<Arc<str>>,
     /// For each text, the share of the sessions that have this text or an earlier one. The last
     /// share is 1.
@@ -63,7 +66,7 @@ impl RaceWorkload {
         Self::BatchBesideChat,
     ];
 
-    /// The name in records and on the page.
+    /// Returns the name of the workload in records and on the page.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -75,8 +78,8 @@ impl RaceWorkload {
         }
     }
 
-    /// The sessions that arrive within `arrivals_s` seconds at a rate of `per_s` sessions a second,
-    /// in order of arrival.
+    /// Returns the sessions that arrive within `arrivals_s` seconds at a rate of `per_s` sessions a
+    /// second, in order of arrival.
     #[must_use]
     pub fn sessions(self, seed: u64, per_s: f64, arrivals_s: f64) -> Vec<RaceSession> {
         // Arrivals and texts have separate generators, so that another rate gives the same texts.
@@ -136,7 +139,8 @@ impl RaceWorkload {
         let turns = (0..rng.random_range(turns)).map(|turn| Turn {
             text: some_words(said.clone(), rng),
             output_tokens: rng.random_range(reply.clone()),
-            // Recorded pauses of people differ from the mean by up to a half.
+            // A pause differs from the mean by up to half of the mean, as recorded pauses of people
+            // do.
             pause_ms: if turn == 0 {
                 0.0
             } else {
@@ -189,7 +193,7 @@ impl SharedTexts {
     }
 }
 
-/// Exponential with mean 1.
+/// Returns an exponentially distributed random number with mean 1.
 fn exponential(rng: &mut SmallRng) -> f64 {
     -(1.0 - rng.random::<f64>()).ln()
 }

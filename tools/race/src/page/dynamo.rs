@@ -3,7 +3,7 @@
 use super::{MarkdownTable, cell_text, counts_of};
 use crate::results::{FigureResult, RaceResults};
 
-/// The group of routers that runs in these cells.
+/// The group of routers that runs in the cells with Dynamo's engines.
 pub(super) const GROUP: &str = "dynamo";
 
 const HEAD: &str = "## Engines that we did not write
@@ -17,7 +17,8 @@ vllm-router adds.
 
 ";
 
-/// Returns the section with the table of these cells, or an empty text if there are no results.
+/// Returns the section with a table of the cells with Dynamo's engines, or an empty text without
+/// results.
 pub(super) fn section(results: &RaceResults) -> String {
     if results.of_group(GROUP).next().is_none() {
         return String::new();

@@ -1,5 +1,6 @@
-//! Draws a workload. For each cell, the picture has the ratios of Switchpoint's time to the rival's
-//! and to that of a second run of Switchpoint, with intervals. Left of 1, Switchpoint is faster.
+//! Draws the ratios of cells. For each cell and figure, the picture has a row for each other
+//! router: the ratio of Switchpoint's time to the router's time, with its interval. A second run of
+//! Switchpoint counts as a router. Left of 1, Switchpoint is faster.
 
 use std::path::Path;
 
@@ -8,19 +9,19 @@ use testbed::Result;
 
 use crate::results::{AGAIN, CellResult, OURS};
 
-/// The height of a row, and of the space above and below the rows.
+/// The height of two rows, and the height that all else in the picture takes, in pixels.
 const ROW: u32 = 34;
 const FRAME: u32 = 110;
-/// The range of the axis. A ratio outside this range is drawn at the edge.
+/// The range of the axis. A ratio outside this range is drawn at the range's end.
 const RATIOS: std::ops::Range<f64> = 0.25..2.0;
-/// Blue for a rival, grey for the second run of Switchpoint.
+/// The colours: blue for a rival, grey for the second run of Switchpoint.
 const RIVAL: RGBColor = RGBColor(0, 114, 178);
 const SAME: RGBColor = RGBColor(140, 140, 140);
 
-/// The figures shown, by their index in a result.
+/// The figures in the picture, by their index in a result.
 const FIGURES: [(usize, &str); 3] = [(0, "end to end"), (1, "TTFT mean"), (2, "TTFT p99")];
 
-/// Draws the warm rows of these cells.
+/// Draws the figures of these cells with warm caches.
 ///
 /// # Errors
 /// Fails if the picture cannot be written.
@@ -29,7 +30,8 @@ pub(super) fn draw(cells: &[&CellResult], title: &str, path: &Path) -> Result<()
         .map_err(|error| format!("{}: {error}", path.display()).into())
 }
 
-/// A row: its label, whether it is of the second run of Switchpoint, and ratio, low and high.
+/// A row: its label, whether the row is of the second run of Switchpoint, and the ratio with the
+/// ends of its interval.
 type Row = (String, bool, [f64; 3]);
 
 fn rows(cells: &[&CellResult]) -> Vec<Row> {

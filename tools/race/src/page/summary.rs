@@ -1,5 +1,5 @@
-//! Two tables of all cells, for warm and cold caches: Switchpoint's figures, and their ratio to
-//! those of smg.
+//! Two tables of all cells: one for warm and one for cold caches. The tables have Switchpoint's
+//! figures, and their ratios to smg's figures.
 
 use race_cells::{Cell, CellSource};
 
@@ -14,19 +14,19 @@ cells with our own workloads, at half load or more. Hits and failures are those 
 
 ";
 
-/// The last columns of the first table.
+/// The last columns of the table for warm caches.
 const COUNTS: [&str; 4] = ["hits", "smg's", "failed", "smg's"];
 
-/// The number of figures in the second table: end to end and TTFT.
+/// The number of figures in the table for cold caches: end to end, TTFT mean and TTFT p99.
 const COLD_FIGURES: usize = 3;
 
-/// The minimum load, in per cent, of the cells that count in the mean.
+/// The minimum load, in percent, of the cells that count in the mean.
 const HALF_LOAD: u32 = 50;
 
-/// The figures of a router for cold or for warm sessions.
+/// A function that returns the figures of a router for cold or for warm sessions.
 type FiguresOf = fn(&RouterResult) -> &[FigureResult];
 
-/// Returns the tables, or an empty text if no cell has both routers.
+/// Returns the tables, or an empty text if no cell has results of both routers.
 pub(super) fn section(results: &RaceResults) -> String {
     let compared: Vec<[&RouterResult; 2]> = results.of_group("core").filter_map(pair).collect();
     if compared.is_empty() {
@@ -43,7 +43,7 @@ pub(super) fn section(results: &RaceResults) -> String {
     format!("{HEAD}{warm}\n{cold}\n")
 }
 
-/// Returns the results of Switchpoint and of smg in a cell; `None` without runs of smg.
+/// Returns the results of Switchpoint and of smg in a cell, or `None` if smg has no results.
 fn pair(result: &CellResult) -> Option<[&RouterResult; 2]> {
     let router = |name: &str| result.routers.iter().find(|router| router.router == name);
     Some([router(OURS)?, router("smg")?])
@@ -103,7 +103,7 @@ fn has_half_load(cell: &str) -> bool {
     matches!(source, Some(CellSource::Random { load_percent, .. }) if load_percent >= HALF_LOAD)
 }
 
-/// Returns the geometric mean of a figure's ratios.
+/// Returns the geometric mean of the ratios of one figure over the cells.
 fn mean(cells: &[&[FigureResult]], figure: usize) -> f64 {
     let logs: Vec<f64> = cells
         .iter()

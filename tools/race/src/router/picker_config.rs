@@ -1,4 +1,4 @@
-//! The picker configurations of our router.
+//! Writes the picker configurations of Switchpoint.
 
 use std::path::Path;
 
@@ -7,14 +7,16 @@ use testbed::Result;
 
 use super::LlmDProfile;
 
-/// Parameters of llm-d's recommended policy. The first is its default. The second is the number of
-/// tokens that an engine with the profile `qwen3-32b-h200` computes in a second, in steps of 8,192.
+/// Parameters of llm-d's recommended policy. The TTFT penalty is llm-d's default. The throughput is
+/// the number of tokens that an engine with the profile `qwen3-32b-h200` prefills in a second, in
+/// steps of 8,192 tokens.
 const TTFT_PENALTY_MS: u32 = 14_000;
 const PREFILL_TOKENS_PER_S: u32 = 11_800;
 // === impl LlmDProfile ===
 
 impl LlmDProfile {
-    /// Returns the plugins with weights and parameters. The filter plugin's weight has no effect.
+    /// Returns the profile's plugins with weights and parameters. The filter plugin's weight has no
+    /// effect.
     pub(super) fn plugins(self) -> Vec<(&'static str, u32, Value)> {
         match self {
             Self::Default => {
@@ -55,9 +57,10 @@ pub(super) fn parameters_of(text: &str) -> Result<Value> {
     ))
 }
 
-/// Writes a picker configuration for engines whose metrics are at `metrics_port`. The configuration
-/// has one profile with these plugins, weights and parameters, or the default policy if there are
-/// none. Returns its path; `None` if there is nothing to configure.
+/// Writes a picker configuration for engines that serve metrics at `metrics_port`. The
+/// configuration has one profile with these plugins, weights and parameters. Without plugins, the
+/// default policy applies. Returns the path of the file, or `None` if the configuration would be
+/// empty.
 pub(super) fn write_plugins(
     plugins: &[(&str, u32, Value)],
     metrics_port: Option<u16>,

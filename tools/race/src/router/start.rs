@@ -182,7 +182,7 @@ pub(super) async fn start_dynamo(
 // === impl EnvoyFault ===
 
 impl EnvoyFault {
-    /// Returns Envoy's fault filter, configured for this fault.
+    /// Returns Envoy's fault filter with this fault, or `None` if there is no fault.
     fn filter(self) -> Option<Value> {
         let share = |percent: u32| json!({"numerator": percent, "denominator": "HUNDRED"});
         let mut fault = match self {

@@ -1,13 +1,14 @@
 //! Counts the requests that proxies sent to an engine beyond its room. Such requests exist because
-//! several proxies find the same room before they receive each other's reports.
+//! two proxies can use the same room before they receive each other's reports.
 //!
-//! A request is *beyond* the room if the engine had no room for it when a proxy sent it, given all
-//! requests that all proxies had sent to that engine. A proxy that knew of these would have held
-//! the request. The request stays beyond the room until its first token.
+//! A request is *beyond* the room if the engine had no room for the request when a proxy sent it,
+//! given all requests that all proxies had sent to the engine. A proxy that had known of all these
+//! requests would have held the request. The request counts as beyond the room until its first
+//! token.
 
 use crate::world::RequestOutcome;
 
-/// Returns the maximum number of requests beyond the room that were at one engine at once.
+/// Returns the maximum number of requests beyond the room that were at one engine at the same time.
 pub(super) fn most_at_once(sent: &[&RequestOutcome]) -> usize {
     most_open(
         sent,
@@ -17,7 +18,7 @@ pub(super) fn most_at_once(sent: &[&RequestOutcome]) -> usize {
 }
 
 /// Returns the maximum number of requests beyond the room that one engine got from one proxy within
-/// this many ms.
+/// a period of this many ms.
 pub(super) fn most_of_one_proxy(ms: f64, sent: &[&RequestOutcome]) -> usize {
     most_open(
         sent,
@@ -26,13 +27,13 @@ pub(super) fn most_of_one_proxy(ms: f64, sent: &[&RequestOutcome]) -> usize {
     )
 }
 
-/// Returns the share of requests that were beyond the room.
+/// Returns the share of the sent requests that were beyond the room.
 pub(super) fn share_beyond(sent: &[&RequestOutcome]) -> f64 {
     sent.iter().filter(|outcome| outcome.is_beyond).count() as f64 / sent.len().max(1) as f64
 }
 
-/// Returns the maximum number of requests beyond the room at one engine at once. Each counts from
-/// when it was sent until `ends`.
+/// Returns the maximum number of requests beyond the room that were at one place at the same time.
+/// Each request counts from the time when it was sent until `ends`.
 fn most_open(
     sent: &[&RequestOutcome],
     place: impl Fn(&RequestOutcome) -> (usize, usize),

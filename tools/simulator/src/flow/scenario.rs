@@ -1,11 +1,11 @@
-//! The requests and engines of each scenario in which flow control is simulated.
+//! The requests and engines of each scenario of the simulation of flow control.
 
 use crate::hardware::LLAMA_8B_H100;
 use crate::trace::{ID_TOKENS, TraceRequest, azure_conversations};
 use crate::workload::{RequestClass, Sampler};
 use crate::world::PoolSetting;
 
-/// Waves of requests, which come only in the first part of every period.
+/// Waves of requests. Requests arrive only in the first `on_s` seconds of every period.
 #[derive(Clone, Copy)]
 struct BatchWave {
     on_s: f64,
@@ -21,23 +21,24 @@ const WAVE: BatchWave = BatchWave {
 /// if the median TTFT of the last 30 % of arrivals stays under 5 s.
 const CHAT_CAPACITY: f64 = 209.0;
 
-/// The share of capacity that chat takes. A tenant below its fair share takes as much.
+/// The share of the capacity that chat demands, and the share of a tenant below its fair share.
 const CHAT_LOAD: f64 = 0.5;
 const SMALL_LOAD: f64 = 0.3;
 
-/// The shares of capacity that the lowest of three bands, and requests with very long prompts,
-/// demand.
+/// The share of the capacity that the lowest of three bands demands, and the share of requests with
+/// very long prompts.
 const LOW_LOAD: f64 = 0.3;
 const HUGE_LOAD: f64 = 0.2;
 
-/// For the scenario `unlike`. `SLOWDOWN` is how many times as long its slow engines take.
-/// `UNLIKE_CAPACITY` is the capacity of four fast and four slow engines, relative to eight fast
-/// ones.
+/// Two constants for the scenario `unlike`. `SLOWDOWN` is how many times as long a step takes on a
+/// slow engine. `UNLIKE_CAPACITY` is the capacity of four fast and four slow engines, relative to
+/// eight fast engines.
 const SLOWDOWN: f64 = 2.0;
 const UNLIKE_CAPACITY: f64 = 0.75;
 
-/// For the scenario `pd`. `PREFILLERS` is the number of engines that compute prompts for the
-/// others. `SPLIT_CAPACITY` is the capacity of all engines, relative to eight engines that do both.
+/// Two constants for the scenario `pd`. `PREFILLERS` is the number of engines that compute prompts
+/// for the other engines. `SPLIT_CAPACITY` is the capacity of all engines, relative to eight
+/// engines that prefill and decode.
 const PREFILLERS: usize = 4;
 const SPLIT_CAPACITY: f64 = 0.8;
 
@@ -45,8 +46,8 @@ const SPLIT_CAPACITY: f64 = 0.8;
 /// 0.74 and 1.35 times the estimate.
 const PROMPT_ERROR: f64 = 0.3;
 
-/// The scenario `two-engines`: how many times as long its engines take, its waves, and the load
-/// that its rates in [`FlowScenario::classes`] make.
+/// Three constants for the scenario `two-engines`: how many times as long its engines take, its
+/// waves, and the load at which its tenants have the rates in [`FlowArrivals::of_two_engines`].
 const TWO_SLOWDOWN: f64 = 5.0;
 const TWO_WAVE: BatchWave = BatchWave {
     on_s: 24.0,
@@ -54,19 +55,20 @@ const TWO_WAVE: BatchWave = BatchWave {
 };
 const TWO_LOAD: f64 = 1.3;
 
-/// Batch requests of one kind.
+/// The lengths and the rate of a kind of batch requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchKind {
     prompt: u32,
     output: f64,
-    /// The spreads of the log-normal lengths.
+    /// The spreads (standard deviations of the logarithm) of the log-normal lengths.
     prompt_spread: f64,
     output_spread: f64,
-    /// Tokens of the prompt that all requests of a tenant share. There are 150 tenants.
+    /// The number of tokens of the prompt that all requests of a tenant share. There are 150
+    /// tenants.
     shared: u32,
-    /// The rate that eight engines sustain without other requests, in requests a second. It is what
-    /// the policy `none` serves beside chat when far too many requests arrive, divided by the share
-    /// of capacity that chat leaves.
+    /// The rate that eight engines sustain without other requests, in requests a second. To measure
+    /// this rate, far too many requests arrive beside chat. The rate is then what the policy `none`
+    /// serves, divided by the share of the capacity that chat leaves.
     capacity: f64,
 }
 
@@ -119,7 +121,7 @@ struct FlowArrivals<'d> {
     dice: &'d mut Sampler,
 }
 
-/// The requests of a run, and its pool.
+/// A scenario: the requests of a run, and the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FlowScenario {
     /// Chat, and waves of batch requests of this kind.
@@ -135,14 +137,16 @@ pub(super) enum FlowScenario {
     /// One tenant that demands less than its fair share, and another that demands the rest of the
     /// load.
     Tenants,
-    /// Two tenants that demand half of the load each. The requests of one are ten times as long.
+    /// Two tenants with a demand of half of the load each. The requests of one tenant are ten times
+    /// as long.
     Lengths,
-    /// Chat in the highest band, a band that demands the rest of the load, and a band below that.
+    /// Chat in the highest of three bands, a middle band that demands the rest of the load, and a
+    /// low band.
     Bands,
-    /// Requests of one flow. A few have prompts five times as long.
+    /// Requests of one flow. A few requests have prompts five times as long as the others.
     Starvation,
-    /// Chat, and waves of batch requests of two tenants, on two slow engines: what `bench flow`
-    /// sends through Envoy.
+    /// Chat and waves of batch requests of two tenants, on two slow engines. `bench flow` sends the
+    /// same requests through Envoy.
     TwoEngines,
 }
 
@@ -224,7 +228,8 @@ impl FlowScenario {
                 (tenant("long"), arrivals.steady(PROMPTS, load / 2.0)),
             ],
             Self::Bands => vec![
-                // Without flow control, a negative priority would be refused.
+                // No priority here is negative, because a proxy without flow control may refuse
+                // requests with a negative priority.
                 (band("critical", 20), arrivals.chat(1.0)?),
                 (
                     band("standard", 10),
@@ -249,7 +254,7 @@ fn band(name: &'static str, priority: i32) -> RequestClass {
     }
 }
 
-/// Returns a class of requests that form one flow.
+/// Returns the class of a tenant's requests, which form one flow.
 fn tenant(name: &'static str) -> RequestClass {
     RequestClass {
         flow: name,
@@ -260,8 +265,8 @@ fn tenant(name: &'static str) -> RequestClass {
 // === impl FlowArrivals ===
 
 impl FlowArrivals<'_> {
-    /// Draws chat, and waves of batch requests of one kind, for engines with this share of the
-    /// capacity of eight fast engines.
+    /// Draws chat, and waves of batch requests of one kind. `capacity` is the capacity of the
+    /// engines, relative to eight fast engines.
     fn beside_chat(
         &mut self,
         kind: BatchKind,
@@ -276,7 +281,7 @@ impl FlowArrivals<'_> {
         ])
     }
 
-    /// Draws chat for engines with this share of the capacity of eight fast engines.
+    /// Draws chat for engines with this capacity, relative to eight fast engines.
     fn chat(&mut self, capacity: f64) -> Result<Vec<TraceRequest>, String> {
         let chat = azure_conversations()?;
         let rate = CHAT_LOAD * CHAT_CAPACITY * capacity;
@@ -292,7 +297,7 @@ impl FlowArrivals<'_> {
         Ok(lines)
     }
 
-    /// Draws chat, and waves of batch requests of two tenants, at `times` their usual rate.
+    /// Draws chat, and waves of batch requests of two tenants, at `times` the tenants' usual rate.
     fn of_two_engines(&mut self, times: f64) -> Vec<(RequestClass, Vec<TraceRequest>)> {
         let share = TWO_WAVE.on_s / TWO_WAVE.period_s;
         let mut of_flow = |name: &'static str, kind: BatchKind| {
@@ -308,7 +313,7 @@ impl FlowArrivals<'_> {
         vec![(band("critical", 10), chat), large, small]
     }
 
-    /// Draws requests that take this share of capacity all the time.
+    /// Draws requests that always demand this share of the capacity.
     fn steady(&mut self, kind: BatchKind, load: f64) -> Vec<TraceRequest> {
         let always = BatchWave {
             on_s: WAVE.period_s,
@@ -317,8 +322,8 @@ impl FlowArrivals<'_> {
         self.requests(kind, load, always)
     }
 
-    /// Draws requests that take this share of capacity on average, all in the first part of every
-    /// period.
+    /// Draws requests that demand this share of the capacity on average, but arrive only in the
+    /// first part of every period.
     fn requests(&mut self, kind: BatchKind, load: f64, wave: BatchWave) -> Vec<TraceRequest> {
         let BatchWave { on_s, period_s } = wave;
         let rate = load * kind.capacity * period_s / on_s;
@@ -343,7 +348,8 @@ impl FlowArrivals<'_> {
 
 // === impl BatchKind ===
 
-/// Returns a kind with one length, which eight engines sustain at this rate in requests a second.
+/// Returns a kind whose requests all have one length. Eight engines sustain `rate` requests a
+/// second of this kind.
 fn of_length(prompt: u32, output: u32, rate: f64) -> BatchKind {
     BatchKind {
         prompt,
@@ -356,7 +362,7 @@ fn of_length(prompt: u32, output: u32, rate: f64) -> BatchKind {
 
 impl BatchKind {
     fn request(self, number: u64, dice: &mut Sampler) -> TraceRequest {
-        /// The number of tenants. Each has a prefix of its own.
+        /// The number of tenants. Each tenant has its own prefix.
         const TENANTS: usize = 150;
         let tenant = dice.below(TENANTS) as u64;
         let shared =
@@ -374,7 +380,7 @@ impl BatchKind {
         } else {
             self.prompt
         };
-        // The tails of a wide spread are long.
+        // The longest output is further from the mean if the spread is wide.
         let reach = if self.output_spread > 1.0 { 20.0 } else { 5.0 };
         let output = dice.tokens(
             self.output,
@@ -401,8 +407,8 @@ mod tests {
             .unwrap()
     }
 
-    /// Returns the number of requests, the mean tokens of prompts and of outputs, and the shortest
-    /// and longest prompt.
+    /// Returns the number of requests, the mean tokens of prompts and of outputs, and the tokens of
+    /// the shortest and of the longest prompt.
     fn lengths(lines: &[TraceRequest]) -> (f64, f64, f64, u32, u32) {
         let count = lines.len() as f64;
         let mean = |of: fn(&TraceRequest) -> u32| {

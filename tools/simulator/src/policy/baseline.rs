@@ -1,5 +1,5 @@
-//! Policies for which no plugin exists. They read the same data as Switchpoint's policy: the same
-//! in-flight ledger and prefix index, of the same age.
+//! Policies for which no plugin exists. They read the same data as Switchpoint's policy: an
+//! in-flight ledger and a prefix index of the same age.
 
 use scheduler::in_flight::EndpointLoad;
 use scheduler::{Endpoint, EndpointMetrics, LocalState, Readiness, Rng, Snapshot};
@@ -11,24 +11,25 @@ use crate::engine::{BLOCK_TOKENS, EngineJob, SimulatedEngine};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BaselinePolicy {
     RoundRobin,
-    /// NVIDIA Dynamo's KV router at temperature 0. The cost is blocks to prefill + blocks in use.
-    /// If engines have roles, the cost of a prefill engine is the blocks to prefill, and that of
-    /// other engines the blocks in use.
+    /// NVIDIA Dynamo's KV router at temperature 0. The cost of an engine is the number of blocks to
+    /// prefill plus the number of blocks in use. If engines have roles, the cost of a prefill
+    /// engine is only the blocks to prefill, and the cost of a decode engine only the blocks in
+    /// use.
     Dynamo,
-    /// SGLang's gateway 1.13, policy `cache_aware`: see [`gateway`].
+    /// SGLang's gateway 1.13 with its policy `cache_aware`: see [`gateway`].
     Smg,
-    /// vllm-router 0.1.17, policy `cache_aware`: see [`gateway`].
+    /// vllm-router 0.1.17 with its policy `cache_aware`: see [`gateway`].
     VllmRouter,
 }
 
-/// The inputs of a policy.
+/// The data that a policy reads for a pick.
 pub(crate) struct PolicyView<'a, 'w> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) local: LocalState<'a>,
     pub(crate) job: &'a EngineJob<'w>,
     pub(crate) engines: &'a [SimulatedEngine<'w>],
     pub(crate) now: f64,
-    /// The number of the pick.
+    /// A number that grows with every pick.
     pub(crate) turn: usize,
 }
 
@@ -45,20 +46,20 @@ impl BaselinePolicy {
         })
     }
 
-    /// Whether the policy picks two engines for a request if engines have roles.
+    /// Whether the policy picks a prefill engine and a decode engine if engines have roles.
     pub(crate) fn knows_roles(self) -> bool {
         self == Self::Dynamo
     }
 
-    /// Returns the position of the engine that computes the prompt for the decode engine. `None` if
-    /// engines have no roles. The router of prefill engines does not count sequences that decode.
+    /// Returns the position of the engine that computes the prompt for the decode engine, or `None`
+    /// if engines have no roles. The cost leaves out sequences that decode, because the router of
+    /// prefill engines does not count them.
     pub(crate) fn pick_prefill(self, view: &PolicyView<'_, '_>, rng: &mut Rng) -> Option<usize> {
         let prefillers: Vec<usize> = view.ready(|endpoint| !endpoint.decodes());
         lowest(&prefillers, &|at| view.waiting(at) + view.uncached(at), rng)
     }
 
-    /// Returns the position of the picked endpoint, which is ready and decodes; `None` if there is
-    /// none.
+    /// Returns the position of the picked endpoint, or `None` if no endpoint that decodes is ready.
     pub(crate) fn pick(
         self,
         view: &PolicyView<'_, '_>,
@@ -69,7 +70,7 @@ impl BaselinePolicy {
         let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| lowest(&ready, cost, rng);
         match self {
             Self::RoundRobin => ready.get(view.turn % ready.len().max(1)).copied(),
-            // If other engines prefill, a prefix cached at a decode engine saves nothing.
+            // If other engines prefill, a prefix that a decode engine has cached saves nothing.
             Self::Dynamo if has_roles(view.snapshot) => lowest(&|at| view.context(at), rng),
             Self::Dynamo => lowest(
                 &|at| {
@@ -89,7 +90,7 @@ impl BaselinePolicy {
 // === impl PolicyView ===
 
 impl PolicyView<'_, '_> {
-    /// Returns the positions of the ready endpoints for which `is` holds.
+    /// Returns the positions of the ready endpoints for which `is` returns true.
     fn ready(&self, is: impl Fn(&Endpoint) -> bool) -> Vec<usize> {
         let endpoints = self.snapshot.endpoints().iter().enumerate();
         endpoints
@@ -113,7 +114,7 @@ impl PolicyView<'_, '_> {
         })
     }
 
-    /// Returns the waiting requests and the KV use that the engine reports.
+    /// Returns the number of waiting requests and the KV use that the engine reports.
     pub(super) fn reported(&self, at: usize) -> (f64, f64) {
         let metrics = self.snapshot.metrics().get(at);
         let number = |of: fn(&EndpointMetrics) -> Option<f32>| {
@@ -125,31 +126,31 @@ impl PolicyView<'_, '_> {
         )
     }
 
-    /// Returns the uncached tokens of prompts without a first token.
+    /// Returns the uncached tokens of the prompts that have no first token yet.
     fn waiting(&self, at: usize) -> f64 {
         self.load(at).prefill_tokens as f64
     }
 
-    /// Returns the tokens of all requests in flight.
+    /// Returns the tokens of all requests in flight at the engine.
     fn context(&self, at: usize) -> f64 {
         (self.load(at).decode_tokens + self.load(at).prefills.prompt_tokens) as f64
     }
 
-    /// Estimates the tokens of the prompt that engine `at` has not cached.
+    /// Returns an estimate of the tokens of the prompt that engine `at` has not cached.
     fn uncached(&self, at: usize) -> f64 {
         let matched =
             self.local.matched_blocks.get(at).copied().unwrap_or(0) as usize * BLOCK_TOKENS;
-        // The last token of a prompt is always computed.
+        // An engine always computes the last token of a prompt.
         (f64::from(self.job.prompt) - matched as f64).max(1.0)
     }
 }
 
-/// Whether some engines only compute prompts for others.
+/// Whether the pool has engines that only compute prompts for other engines.
 pub(crate) fn has_roles(snapshot: &Snapshot) -> bool {
     !snapshot.endpoints().iter().all(Endpoint::decodes)
 }
 
-/// Returns the position of lowest cost, and a random one if several costs are equal.
+/// Returns the position with the lowest cost, or a random one of several with the lowest cost.
 pub(super) fn lowest(
     positions: &[usize],
     cost: &dyn Fn(usize) -> f64,

@@ -4,22 +4,23 @@ use std::collections::VecDeque;
 
 use crate::workload::RequestClass;
 
-/// Decides when another router (llm-d's or Dynamo's) sends the requests that it holds. Both routers
-/// check the pool as a whole. They always send the first request of the highest priority next.
+/// The rule by which another router (llm-d's or Dynamo's) sends the requests that it holds. Both
+/// routers check the pool as a whole, and always send the first request of the highest priority
+/// next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum GateRule {
-    /// llm-d: at most one request for each arrival and each millisecond, while the detector of the
-    /// pipeline says that the pool is not saturated.
+    /// llm-d's rule: the router sends at most one request for each arrival and each millisecond,
+    /// while the detector of the pipeline says that the pool is not saturated.
     Paced(GateFairness),
-    /// Dynamo: whenever a prefill or a request has ended, the router sends requests until each
-    /// engine has more than this many prompt tokens to compute.
+    /// Dynamo's rule: when a prefill or a request has ended, the router sends requests until each
+    /// engine has more than this number of prompt tokens to compute.
     PrefillTokens(f64),
 }
 
-/// The rule that says which flow of a priority is served next.
+/// The rule that selects the flow of a priority from which the router takes the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GateFairness {
-    /// The flow whose request came first: llm-d's `global-strict-fairness-policy`.
+    /// The flow whose first request arrived first: llm-d's `global-strict-fairness-policy`.
     Strict,
     /// Each flow in turn: llm-d's `round-robin-fairness-policy`.
     RoundRobin,
@@ -30,9 +31,9 @@ pub(crate) enum GateFairness {
 pub(crate) struct RequestGate {
     rule: GateRule,
     flows: Vec<GateFlow>,
-    /// Whether the next request may be sent, if the pool has room.
+    /// Whether the router may send the next request if the pool has room.
     due: bool,
-    /// Whether the next tick is planned.
+    /// Whether the caller has planned the next call of [`Self::tick`].
     ticks: bool,
     turns: u64,
 }
@@ -42,7 +43,7 @@ pub(crate) struct RequestGate {
 struct GateFlow {
     class: RequestClass,
     held: VecDeque<u32>,
-    /// The number of the flow's last turn.
+    /// The number of the turn in which this flow's last request was sent.
     turn: u64,
 }
 
@@ -60,7 +61,7 @@ impl RequestGate {
     }
 
     pub(crate) fn hold(&mut self, request: u32, class: RequestClass) {
-        // Dynamo sends a request at once only if none waits.
+        // Dynamo sends a new request immediately only if no request waits.
         self.due |= matches!(self.rule, GateRule::Paced(_)) || !self.holds();
         let is_flow = |flow: &GateFlow| {
             flow.class.priority == class.priority && flow.class.flow == class.flow
@@ -75,8 +76,8 @@ impl RequestGate {
         }
     }
 
-    /// Whether [`Self::tick`] must be called after this millisecond, and the caller has not planned
-    /// that yet.
+    /// Whether the caller must call [`Self::tick`] after one millisecond and has not planned this
+    /// yet.
     pub(crate) fn begins_to_tick(&mut self) -> bool {
         let begins = !self.ticks && matches!(self.rule, GateRule::Paced(_)) && self.holds();
         self.ticks |= begins;
@@ -147,8 +148,8 @@ mod tests {
         ..LOW
     };
 
-    /// Returns a gate that holds requests 0, 1 and 2 of one flow, 3 and 4 of another, and 5 of a
-    /// higher priority.
+    /// Returns a gate that holds six requests: 0, 1 and 2 of one flow, 3 and 4 of another flow, and
+    /// 5 of a higher priority.
     fn filled(rule: GateRule) -> RequestGate {
         let mut gate = RequestGate::new(rule);
         (0..3).for_each(|request| gate.hold(request, LOW));

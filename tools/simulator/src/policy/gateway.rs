@@ -1,9 +1,9 @@
-//! Two other gateways, modelled from documents and behaviour, not from their code.
+//! Models two gateways of other projects after their documents and behaviour, not after their code.
 //!
 //! **smg**: SGLang's gateway (smg-project/smg) 1.13 with its policy `cache_aware` and its defaults,
-//! for chat requests over HTTP, with its index `tree`. Sources: the repository's main branch of 22
-//! August 2026, its pull requests #2161 (choice among holders, spill gate) and #2341 (expected
-//! wait), and the help text of 1.13.0.
+//! for chat requests over HTTP, with its index `tree`. The sources are the repository's main branch
+//! of 22 August 2026, its pull requests #2161 (choice among holders, spill gate) and #2341
+//! (expected wait), and the help text of 1.13.0.
 //!
 //! 1. The gateway remembers the text of every prompt that it sent to a worker. A prompt matches the
 //!    longest text that any worker got. At most eight workers are holders of the match.
@@ -22,18 +22,19 @@
 //! 5. Every minute the least recently used text is forgotten while there are more than 67,108,864
 //!    characters in all.
 //!
-//! A request is in flight even if it was sent before the last poll, and so is also in the polled
-//! load. smg's help text does not say so. But of the rules that were tried, only with this one do
-//! waves of requests wait as long in the simulator as in the race with real gateways
-//! (`tools/race`).
+//! A request that was sent before the last poll counts twice: as a request in flight, and in the
+//! polled load. smg's help text does not say so. But of the rules that we tried, this rule is the
+//! only one with which waves of requests wait as long in the simulator as in the race with real
+//! gateways (`tools/race`).
 //!
-//! Not modelled: `overlap-decay`, `selection-temperature`, `cache-index hash` and thresholds of KV
-//! use, which are all off by default, and the warm-up of workers in the first minute.
+//! The model leaves out `overlap-decay`, `selection-temperature`, `cache-index hash` and thresholds
+//! of KV use, which are all off by default. It also leaves out the warm-up of workers in the first
+//! minute.
 //!
 //! **vllm-router** (vllm-project/router) 0.1.17 with its policy `cache_aware`. The key of a chat
-//! request is `session_params.session_id`, and nothing else (issue #219 of the project). OpenAI's
-//! clients send requests without it. These match nothing, and are sent to the first worker with the
-//! fewest requests in flight.
+//! request is only `session_params.session_id` (issue #219 of the project). OpenAI's clients send
+//! requests without this field. Such requests match nothing, so the gateway sends them to the first
+//! of the workers with the fewest requests in flight.
 
 use std::collections::BTreeMap;
 
@@ -42,23 +43,24 @@ use scheduler::Rng;
 use super::baseline::{PolicyView, lowest};
 use crate::workload::mix;
 
-/// The memory of a policy between picks.
+/// The state that a policy keeps between picks.
 #[derive(Debug, Default)]
 pub(crate) struct PolicyMemory {
     texts: TextTree,
     polls: LoadPolls,
-    /// The time when text was last forgotten, ms.
+    /// The time when the policy last evicted text, in ms.
     evicted: f64,
 }
 
-/// The texts that each worker got. A node is a block of text with all text before it, so the
-/// prefixes of a text are the nodes on its path.
+/// The texts that each worker got. A node stands for a block of text together with all text before
+/// the block, so the prefixes of a text are the nodes on its path.
 #[derive(Debug, Default)]
 struct TextTree {
-    /// For each node, when each worker last got it, in numbers that grow with every prompt.
+    /// For each node, the number of the prompt with which each worker last got the node. Numbers
+    /// grow with every prompt.
     nodes: BTreeMap<u64, BTreeMap<usize, u64>>,
     prompts: u64,
-    /// The number of pairs of a node and a worker.
+    /// The number of pairs of a node and a worker that has the node.
     size: usize,
 }
 
@@ -91,14 +93,14 @@ const OVERLOAD_WAITING: f64 = 8.0;
 const OVERLOAD_KV_USE: f64 = 0.8;
 
 const EVICTION_MS: f64 = 60_000.0;
-/// The maximum number of characters of text, and the number of characters of a token.
+/// The maximum number of characters of all texts, and the number of characters of a token.
 const CHARACTERS_MAX: usize = 1 << 26;
 const TOKEN_CHARACTERS: usize = 4;
 
 // === impl TextTree ===
 
 impl TextTree {
-    /// Returns the nodes of a prompt.
+    /// Returns the nodes of a prompt, from its beginning to its end.
     fn path(blocks: &[u64]) -> Vec<u64> {
         blocks
             .iter()
@@ -109,8 +111,8 @@ impl TextTree {
             .collect()
     }
 
-    /// Returns how many nodes of the path are in the tree, and at most [`HOLDERS_MAX`] of the
-    /// `workers` that got the last of these nodes.
+    /// Returns how many nodes of the path are in the tree. Also returns at most [`HOLDERS_MAX`] of
+    /// the `workers` that got the last of these nodes.
     fn longest(&self, path: &[u64], workers: &[usize]) -> (usize, Vec<usize>) {
         let matched = path
             .iter()
@@ -144,8 +146,8 @@ impl TextTree {
         }
     }
 
-    /// Forgets the least recently used nodes beyond `most`. A node is used whenever a longer text
-    /// is, so the ends of texts are forgotten first.
+    /// Evicts the least recently used nodes beyond `most`. A node is used whenever a longer text is
+    /// used, so the ends of texts are evicted first.
     fn evict(&mut self, most: usize) {
         let beyond = self.size.saturating_sub(most);
         let mut uses: Vec<u64> = self
@@ -169,7 +171,7 @@ impl TextTree {
 // === impl LoadPolls ===
 
 impl LoadPolls {
-    /// Polls the workers, if the last poll is old enough.
+    /// Polls the workers if the last poll is at least [`POLL_MS`] old.
     fn refresh(&mut self, view: &PolicyView<'_, '_>, workers: &[usize]) {
         if self
             .polled
@@ -189,7 +191,7 @@ impl LoadPolls {
         self.workers.get(&worker).copied().unwrap_or_default()
     }
 
-    /// Returns the expected wait at a worker with `in_flight` requests in flight, s.
+    /// Returns the expected wait at a worker with `in_flight` requests in flight, in s.
     fn wait_s(&self, worker: usize, in_flight: f64) -> f64 {
         let PolledLoad { waiting, kv_use } = self.of(worker);
         let used = kv_use.clamp(0.0, KV_USE_MAX);
@@ -204,7 +206,7 @@ impl LoadPolls {
 // === impl PolicyMemory ===
 
 impl PolicyMemory {
-    /// Returns the position of the worker that smg picks. `ready` are the positions of ready
+    /// Returns the position of the worker that smg picks. `ready` has the positions of the ready
     /// workers.
     pub(super) fn pick_smg(
         &mut self,
@@ -252,7 +254,8 @@ impl PolicyMemory {
     }
 }
 
-/// Whether a worker's requests in flight exceed the mean so far that its match is ignored.
+/// Whether a worker has so many more requests in flight than the mean that its match does not
+/// count.
 fn is_beyond(loads: &[(usize, f64)], worker: usize) -> bool {
     let mean = loads.iter().map(|(_, load)| load).sum::<f64>() / loads.len().max(1) as f64;
     let margin = (SPILL_DEVIATIONS * mean.sqrt()).clamp(SPILL_ABS_MIN, SPILL_ABS);
@@ -261,8 +264,8 @@ fn is_beyond(loads: &[(usize, f64)], worker: usize) -> bool {
         .any(|&(at, load)| at == worker && load > SPILL_REL * mean && load > mean + margin)
 }
 
-/// Returns the position of the worker that vllm-router picks. `ready` are the positions of ready
-/// workers.
+/// Returns the position of the worker that vllm-router picks. `ready` has the positions of the
+/// ready workers.
 pub(super) fn pick_vllm_router(view: &PolicyView<'_, '_>, ready: &[usize]) -> Option<usize> {
     ready
         .iter()

@@ -2,9 +2,10 @@
 //! sessions end as fast as they begin.
 //!
 //! Sessions arrive for ten minutes. A rate is sustained if the number of live sessions hardly
-//! grows. The mean of the last 100 s may exceed that of the 100 s around the middle by a tenth plus
-//! two standard deviations. The standard deviation is that of the difference of two Poisson
-//! numbers, over the seeds. A session is live from its first request to the end of its last reply.
+//! grows: the mean of the last 100 s exceeds the mean of the 100 s around the middle by at most a
+//! tenth plus two standard deviations. The standard deviation is that of the difference of two
+//! Poisson numbers, averaged over the seeds. A session is live from its first request to the end of
+//! its last reply.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -18,29 +19,30 @@ use crate::workload::{SESSION_BLOCK_TOKENS, Workload};
 use crate::world::{self, RequestOutcome};
 
 const ARRIVALS_S: f64 = 600.0;
-/// The windows in which live sessions are counted, s.
+/// The windows in which live sessions are counted: begin and end, in s.
 const MIDDLE_S: [f64; 2] = [250.0, 350.0];
 const END_S: [f64; 2] = [500.0, 600.0];
 const GROWTH_MAX: f64 = 0.1;
 const DEVIATIONS: f64 = 2.0;
-/// The first rate that is tried. It is doubled until it is not sustained.
+/// The first rate to try, in sessions a second. The rate is doubled until the policy does not
+/// sustain it.
 const FIRST_PER_S: f64 = 0.5;
-/// The number of halvings of the interval that contains the capacity, so that it is found to within
-/// 2 %.
+/// The number of times that the interval around the capacity is halved. The capacity is then known
+/// to within 2 %.
 const HALVINGS: usize = 6;
 
 /// The pool of the race: eight engines with the speed of the profile.
 const ENGINES: CellEngines = CellEngines::EIGHT;
 
-/// The outcome of a policy at one rate of arrivals.
+/// The result of a policy at one rate of arrivals.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct RateOutcome {
-    /// The mean numbers of live sessions in the middle and at the end.
+    /// The mean numbers of live sessions: in the middle, and at the end of the arrivals.
     live: [f64; 2],
-    /// The number of KV blocks (16 tokens each) that the live sessions need at the end. Blocks that
-    /// several sessions share are counted once.
+    /// The number of KV blocks (16 tokens each) that the live sessions need at the end of the
+    /// arrivals. A block that several sessions share counts once.
     blocks: f64,
-    /// The number of KV blocks of the largest request.
+    /// The number of KV blocks that the largest request needs.
     largest: f64,
 }
 
@@ -48,7 +50,7 @@ struct RateOutcome {
 struct SessionSpan {
     from_ms: f64,
     to_ms: f64,
-    /// The number of the session's last request that was sent while sessions arrived.
+    /// The number of the last request that the session sent before the end of the arrivals.
     latest: u32,
 }
 
@@ -76,7 +78,7 @@ impl SessionSpan {
         spans
     }
 
-    /// Returns how long the session was live between these times, s.
+    /// Returns for how many seconds the session was live between these times, which are in s.
     fn live_s(&self, [from_s, to_s]: [f64; 2]) -> f64 {
         ((self.to_ms / 1e3).min(to_s) - (self.from_ms / 1e3).max(from_s)).max(0.0)
     }
@@ -135,7 +137,7 @@ impl RateOutcome {
         })
     }
 
-    /// Whether the rate is sustained, if the outcome is the mean over `seeds` seeds.
+    /// Whether the policy sustains the rate, if this outcome is the mean over `seeds` seeds.
     fn is_sustained(&self, seeds: usize) -> bool {
         let [middle, end] = self.live;
         end - middle
@@ -143,7 +145,7 @@ impl RateOutcome {
     }
 }
 
-/// Returns the sessions a second that the policy sustains.
+/// Returns how many sessions a second the policy sustains.
 fn capacity(
     policy: &RoutingPolicy,
     workload: RaceWorkload,
@@ -170,7 +172,7 @@ fn capacity(
     Ok(low)
 }
 
-/// Prints a line for each workload.
+/// Prints a line of figures for each workload.
 pub(super) fn print(policy: &str, seeds: &[u64], threads: usize) -> Result<(), String> {
     let policy = RoutingPolicy::named(policy)?;
     let mut out = std::io::stdout().lock();

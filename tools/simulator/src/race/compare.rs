@@ -1,6 +1,7 @@
-//! Compares the race in virtual time with the race in real time, by the ratio of Switchpoint's
-//! times to each other router's. For p99 the table has no verdict. The times are those of warm
-//! requests; hit rates are those of all requests, because the race has no others.
+//! Compares the race in virtual time with the race in real time. The compared figures are the
+//! ratios of Switchpoint's times to each other router's times. For p99 the table has no verdict.
+//! The times are those of warm requests. The hit rates are those of all requests, because the race
+//! has no other hit rates.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,13 +11,13 @@ use serde_json::Value;
 
 use crate::policy::OURS;
 
-/// Switchpoint once more, which shows how far two runs of the race differ.
+/// The name of the second run of Switchpoint, which shows how much two runs of the race differ.
 const AGAIN: &str = "ours-again";
 
-/// Two ratios agree if they differ by at most this much.
+/// The maximum relative difference between two ratios that agree.
 const AGREED: f64 = 0.1;
 
-/// The figures of one row that [`super::play`] wrote.
+/// The figures of one row of the file that [`super::play`] wrote.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlayedFigures<'a>(&'a Value);
 
@@ -27,11 +28,11 @@ struct RaceRatios {
     /// Switchpoint's time divided by the other router's: the ratio, and the ends of its interval.
     e2e: [f64; 3],
     ttft: [f64; 3],
-    /// The ratio of TTFT p99. NaN if the race has no ratio.
+    /// The ratio of the 99th percentiles of TTFT, or NaN if the race has no such ratio.
     ttft_p99: f64,
     /// The hit rates of Switchpoint and of the other router.
     hits: [f64; 2],
-    /// Whether the race has a single run of this cell.
+    /// Whether the race has only one run of this cell.
     is_one_run: bool,
 }
 
@@ -39,16 +40,18 @@ struct RaceRatios {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RatioVerdict {
     Agrees,
-    /// The ratios do not agree, but the simulator's is within the race's interval of 95 %.
+    /// The ratios do not agree, but the simulator's ratio is within the interval of 95 % of the
+    /// race's ratio.
     WithinInterval,
-    /// Neither is true, but the race has a single run, and its ratio agrees with a run of the
-    /// simulator or lies between two. The race's interval comes from the requests of that run, and
-    /// does not cover other runs.
+    /// The ratios do not agree, and the simulator's ratio is outside the race's interval. But the
+    /// race has a single run, and its ratio agrees with a single run of the simulator, or lies
+    /// between two such runs. The race's interval comes from the requests of its single run, so the
+    /// interval does not cover other runs.
     WithinRuns,
     Differs,
 }
 
-/// Returns the cell, the router and the part of each row, in order.
+/// Returns the cell, the router and the part (`cold`, `warm` or `all`) of each row, in order.
 pub(super) fn rows(results: &Value) -> Result<Vec<[&str; 3]>, String> {
     let rows = results
         .get("rows")
@@ -84,12 +87,12 @@ impl<'a> PlayedFigures<'a> {
             .map(Self)
     }
 
-    /// Returns the figure `key`; NaN if there is none.
+    /// Returns the figure `key`, or NaN if the row has no such figure.
     pub(super) fn number(self, key: &str) -> f64 {
         self.0.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN)
     }
 
-    /// Returns the mean of each run: of E2E if `at` is 0, of TTFT if it is 1.
+    /// Returns the mean time of each run: the mean E2E if `at` is 0, or the mean TTFT if `at` is 1.
     fn means_by_run(self, at: usize) -> Vec<f64> {
         let runs = self
             .0
@@ -104,7 +107,7 @@ impl<'a> PlayedFigures<'a> {
 // === impl RaceRatios ===
 
 impl RaceRatios {
-    /// Returns the ratios of a cell, in the order of the file.
+    /// Returns the ratios of Switchpoint to each other router in a cell, in the order of the file.
     fn from_race(race: &Value, cell: &str) -> Vec<Self> {
         let cells = race
             .get("cells")
@@ -154,8 +157,9 @@ impl RaceRatios {
 // === impl RatioVerdict ===
 
 impl RatioVerdict {
-    /// Judges the ratio `simulated`. `runs` are the simulator's ratios of single runs, if the race
-    /// has only one run.
+    /// Judges the simulator's ratio `simulated` by the race's ratio and its interval. `runs` has
+    /// the ratios of the simulator's single runs if the race has only one run, and is empty
+    /// otherwise.
     fn judge(simulated: f64, [ratio, low, high]: [f64; 3], runs: &[f64]) -> Self {
         let is_above = |run: &f64| *run >= ratio * (1.0 - AGREED);
         let is_below = |run: &f64| *run <= ratio * (1.0 + AGREED);

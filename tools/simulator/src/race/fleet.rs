@@ -1,6 +1,6 @@
 //! Plays many engines behind several gateways, as in smg's pull request 2438. Each request of a
-//! session arrives at any gateway. A gateway that never received a request of the session may
-//! choose an engine that has cached nothing of the session.
+//! session arrives at a random gateway. A gateway that has not received a request of the session
+//! before may choose an engine that has cached nothing of the session.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -17,30 +17,31 @@ use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 pub(super) struct RaceFleet {
     pub(super) engines: usize,
     pub(super) gateways: usize,
-    /// Seconds of arrivals.
+    /// The length of the arrivals, in s.
     pub(super) seconds: f64,
-    /// The load as a share of what round robin can serve, in percent.
+    /// The load, in percent of what round robin can serve.
     pub(super) load_percent: u32,
 }
 
-/// The figures of a fleet, means over the seeds.
+/// The figures of a fleet, as means over the seeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct FleetFigures {
     requests: f64,
     e2e_ms: f64,
     ttft_ms: f64,
-    /// Cached tokens, divided by those that one endless cache for all engines would have had.
+    /// The cached tokens, divided by the tokens that one endless cache for all engines would have
+    /// had.
     of_endless: f64,
-    /// The share of the sessions' later requests that were sent to the engine of the request
-    /// before.
+    /// The share of the sessions' later requests that had the same engine as the session's previous
+    /// request.
     same_engine: f64,
-    /// The standard deviation of the engines' requests, divided by the mean.
+    /// The standard deviation of the engines' numbers of requests, divided by the mean.
     variation: f64,
 }
 
 const WORKLOADS: [RaceWorkload; 2] = [RaceWorkload::Agents, RaceWorkload::Tenants];
 
-/// The routers, with gateways that share what they know or do not.
+/// The routers to compare, each with gateways that share their state or do not.
 const ROUTERS: [(&str, SharingMode); 4] = [
     ("ours", SharingMode::After(SHARING_MS)),
     ("ours", SharingMode::Private),
@@ -124,8 +125,8 @@ impl FleetFigures {
     }
 }
 
-/// Returns the tokens that one endless cache for all engines would have had: the blocks of each
-/// prompt that earlier requests and their replies contain.
+/// Returns how many prompt tokens one endless cache for all engines would have had: the blocks at
+/// the begin of each prompt that earlier requests and their replies contain.
 fn endless(workload: &Workload, outcomes: &[RequestOutcome]) -> f64 {
     let mut order: Vec<(f64, u32)> = outcomes
         .iter()
@@ -166,7 +167,7 @@ fn variation(counts: &[usize]) -> f64 {
     }
 }
 
-/// Prints the head of a table in Markdown.
+/// Prints the head of the table in Markdown.
 pub(super) fn print_head() {
     let head = "| workload | load % | gateways | requests | E2E | TTFT | share of an endless cache | same engine | variation by engine |";
     let _ = writeln!(
@@ -176,7 +177,7 @@ pub(super) fn print_head() {
     );
 }
 
-/// Prints the lines of a fleet.
+/// Prints the lines of a fleet in the table, one for each workload and router.
 ///
 /// # Errors
 /// Fails when a run fails.

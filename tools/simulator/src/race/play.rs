@@ -13,7 +13,8 @@ use crate::results;
 use crate::workload::{Workload, mix};
 use crate::world::{self, RequestOutcome};
 
-/// The routers that are simulated. Of the race's routers with round robin, it is only one.
+/// The routers to simulate by default. The race has two routers with round robin, and only one of
+/// the two is simulated.
 pub(super) const ROUTERS: [&str; 6] = [
     "ours",
     "smg",
@@ -25,28 +26,28 @@ pub(super) const ROUTERS: [&str; 6] = [
 
 /// The cells, routers and seeds to simulate.
 pub(super) struct RacePlan<'a> {
-    /// The names of the cells; an empty list means all cells.
+    /// The names of the cells. An empty list means all judged cells.
     pub(super) cells: &'a [String],
     pub(super) routers: &'a [String],
     pub(super) seeds: &'a [u64],
     /// The number of runs with each seed. Later runs have the same sessions a little later, and
     /// other random numbers in the routers.
     pub(super) repeats: u64,
-    /// Seconds of arrivals.
+    /// The length of the arrivals, in s.
     pub(super) seconds: f64,
 }
 
-/// The sessions of each run arrive this many ms later than those of the run before.
+/// The delay of the sessions of each run, compared with the run before, in ms.
 const LATER_MS: f64 = 37.0;
 
-/// The outcomes of a run's requests: first those of cold sessions, which arrive while caches are
-/// empty, then those of warm sessions.
+/// The outcomes of a run's requests. The first list is of cold sessions, which arrive while caches
+/// are empty, and the second list is of warm sessions.
 type SplitOutcomes = [Vec<RequestOutcome>; 2];
 
 /// Plays the plan, prints its figures and writes them to the file.
 ///
 /// # Errors
-/// Fails when there is no such cell or router, a run fails, or the file cannot be written.
+/// Fails when no cell or router has a given name, a run fails, or the file cannot be written.
 pub(super) fn run(plan: &RacePlan<'_>, threads: usize, file: &Path) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(
@@ -116,8 +117,8 @@ impl RacePlan<'_> {
             .collect()
     }
 
-    /// Returns the sessions of a run. Those of later runs arrive a little later, so that scrapes
-    /// and steps coincide with other requests.
+    /// Returns the sessions of a run. The sessions of later runs arrive a little later, so that
+    /// scrapes and steps coincide with other requests.
     fn workload(&self, cell: &Cell, seed: u64, run: u64) -> Workload {
         let mut sessions = cell.sessions(seed, self.seconds);
         sessions

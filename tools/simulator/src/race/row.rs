@@ -1,4 +1,4 @@
-//! The figures of a cell with a policy, for cold requests and for warm requests.
+//! The figures of a router in a cell: for cold requests, for warm requests, and for all requests.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::quantile::{quantile, sorted};
 use crate::workload::Workload;
 use crate::world::RequestOutcome;
 
-/// The figures of cold or of warm requests, of all runs together. Times are in ms.
+/// The figures of one part of the requests (cold, warm or all), over all runs. Times are in ms.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RaceRow {
     pub(super) requests: usize,
@@ -14,25 +14,25 @@ pub(super) struct RaceRow {
     pub(super) e2e_mean: f64,
     pub(super) ttft_mean: f64,
     pub(super) ttft_p99: f64,
-    /// Time per output token after the first.
+    /// The mean time per output token after the first token.
     pub(super) tpot_mean: f64,
     pub(super) tpot_p99: f64,
-    /// Share of the prompt tokens that were cached.
+    /// The share of the prompt tokens that were cached.
     pub(super) hits: f64,
-    /// The requests of the busiest engine, divided by the mean over all engines. A mean over the
-    /// runs.
+    /// The requests of the busiest engine, divided by the mean over all engines. The value is a
+    /// mean over the runs.
     pub(super) busiest: f64,
-    /// Requests by engine in the first run.
+    /// The number of requests of each engine in the first run.
     pub(super) by_engine: Vec<usize>,
-    /// The mean E2E and TTFT of each run.
+    /// The mean E2E and the mean TTFT of each run.
     pub(super) by_run: Vec<[f64; 2]>,
 }
 
-/// The means of each run in a file of results.
+/// The name of the field with the means of each run, in a file of results.
 pub(super) const MEANS_BY_RUN: &str = "e2e_ttft_mean_ms_by_run";
 
-/// A request is cold if its session started in this first part of the arrivals, when caches were
-/// empty.
+/// The first part of the arrivals, when caches are empty. A request is cold if its session starts
+/// in this part.
 pub(super) const COLD_SHARE: f64 = 0.25;
 
 /// Splits the outcomes of a run into those of cold sessions and those of warm sessions.
@@ -121,7 +121,7 @@ impl RaceRow {
         }
     }
 
-    /// Returns a line of figures: see [`Self::head`].
+    /// Returns a line of figures under the columns of [`Self::head`].
     pub(super) fn line(&self) -> String {
         let times = [self.e2e_mean, self.ttft_mean, self.ttft_p99]
             .map(|ms| format!("{ms:>9.0}"))

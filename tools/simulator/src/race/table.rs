@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::compare::{PlayedFigures, rows};
 
-/// Returns the table.
+/// Returns the table as text.
 ///
 /// # Errors
-/// Fails when the file has another form.
+/// Fails when the results have another form.
 pub(super) fn text(results: &Value) -> Result<String, String> {
     let head = "| cell | router | E2E | TTFT | TPOT | hits % | busiest | failed | cold E2E | cold TTFT | cold hits % |";
     let mut out = format!(
@@ -50,7 +50,7 @@ pub(super) fn text(results: &Value) -> Result<String, String> {
     Ok(out)
 }
 
-/// Prints a number with commas between groups of three digits.
+/// Returns a number as text, with commas between groups of three digits.
 fn grouped(number: u64) -> String {
     let rest = number % 1_000;
     if number < 1_000 {

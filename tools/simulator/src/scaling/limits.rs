@@ -1,6 +1,6 @@
 //! The goal and the bounds of every run of the scaling campaign.
 
-/// The SLOs of every request, seconds.
+/// The SLOs of every request: TTFT and TPOT, in seconds.
 pub(super) const TTFT_SLO_S: f64 = 2.0;
 pub(super) const TPOT_SLO_S: f64 = 0.1;
 

@@ -1,7 +1,8 @@
-//! The compared signals, and the autoscaler that follows them.
+//! The signals that the campaign compares, and the autoscaler that follows them.
 //!
-//! A horizontal pod autoscaler (HPA) with its default behaviour follows Switchpoint's signal and
-//! llm-d's. The oracle, which knows all future requests, sets the number of replicas itself.
+//! A horizontal pod autoscaler (HPA) with its default behaviour follows the signals of Switchpoint
+//! and of llm-d. The oracle, which knows all future requests, sets the number of replicas without
+//! an HPA.
 
 use std::collections::VecDeque;
 
@@ -38,27 +39,28 @@ pub(crate) enum ScalingRule {
     Oracle,
 }
 
-/// The setting of a signal, which is one point of its curve of attainment and cost.
+/// The setting of a signal. Each setting gives one point on the signal's curve of attainment and
+/// cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ScalingSetting {
-    /// The target of the signal, unless [`ScalingRule`] gives another meaning.
+    /// The target value of the signal, unless [`ScalingRule`] gives the value another meaning.
     pub(crate) value: f64,
-    /// The HPA's stabilization window for scaling down, in seconds. 0 without an HPA.
+    /// The HPA's stabilization window for scaling down, in seconds, or 0 without an HPA.
     pub(crate) window_s: f64,
 }
 
-/// A run: its traffic, its signal and the signal's setting.
+/// One run: its traffic, its signal and the signal's setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScalingRun {
     pub(super) shape: TrafficShape,
-    /// How long a replica takes to start, s.
+    /// The time from the order of a replica until the replica is ready, in s.
     pub(super) startup_s: f64,
     pub(super) rule: ScalingRule,
     pub(super) setting: ScalingSetting,
     pub(super) seed: u64,
 }
 
-/// The data of one ready engine that signals read.
+/// The data of one ready engine, which signals read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EngineSample {
     pub(super) waiting: f64,
@@ -71,37 +73,39 @@ pub(super) struct EngineSample {
 pub(super) struct PoolSample<'s> {
     pub(super) now_s: f64,
     pub(super) engines: Vec<EngineSample>,
-    /// For each replica that starts, the seconds since it was ordered.
+    /// For each replica that starts, the seconds since the autoscaler ordered the replica.
     pub(super) starting: Vec<f64>,
     pub(super) totals: TrafficTotals,
     pub(super) step: &'s StepModel,
 }
 
-/// An autoscaler, with its signal and their state.
+/// An autoscaler and its signal, with the state of both.
 pub(super) struct Autoscaler {
     rule: ScalingRule,
     setting: ScalingSetting,
     startup_s: f64,
     window: TrafficWindow,
-    /// For the oracle, the work of the requests that arrive in each [`Self::TICK_S`].
+    /// For the oracle: the seconds of work of the requests that arrive in each [`Self::TICK_S`].
     future: Vec<f64>,
-    /// The HPA's recommendations within the stabilization window: time and replicas.
+    /// The HPA's recommendations within the stabilization window: time in s, and number of
+    /// replicas.
     recommended: VecDeque<(f64, usize)>,
 }
 
-/// A metric with its target, as the HPA reads them.
+/// A metric and its target, in one of the two forms that the HPA knows.
 #[derive(Clone, Copy, Debug)]
 enum HpaMetric {
-    /// `AverageValue`: the sum over the pool, and the target of one replica.
+    /// The form `AverageValue`: the sum over the pool, and the target for one replica.
     Average(f64, f64),
-    /// `Value`: a number of the whole pool, and its target.
+    /// The form `Value`: a number for the whole pool, and the target for this number.
     Value(f64, f64),
 }
 
 // === impl ScalingRule ===
 
 impl ScalingRule {
-    /// Returns the settings to compare, from the fewest engines to the most.
+    /// Returns the settings to compare, in the order of their expected number of replicas: fewest
+    /// first within each window.
     pub(crate) fn settings(self) -> Vec<ScalingSetting> {
         let with = |values: &[f64], window_s| {
             values
@@ -131,13 +135,14 @@ impl ScalingRule {
 // === impl ScalingSetting ===
 
 impl ScalingSetting {
-    /// The HPA's default.
+    /// The HPA's default stabilization window for scaling down, in seconds.
     const WINDOW_S: f64 = 300.0;
 
     const SHORT_WINDOW_S: f64 = 60.0;
 
-    /// Returns [`ScalingGoal::drain_s`] for Switchpoint's signal. The settings with the default
-    /// window, which are cheap, drain slowly. Those with the short window drain quickly.
+    /// Returns [`ScalingGoal::drain_s`] for Switchpoint's signal. With the short window the signal
+    /// drains queues within 30 s. With the default window it drains them within 60 s, or within 10
+    /// min for the cheapest settings, which have negative values.
     fn drain_s(self) -> f64 {
         match (self.window_s < Self::WINDOW_S, self.value < 0.0) {
             (true, _) => 30.0,
@@ -150,16 +155,16 @@ impl ScalingSetting {
 // === impl Autoscaler ===
 
 impl Autoscaler {
-    /// The interval at which a rule reads the pool's state, as in Switchpoint's daemon.
+    /// The interval at which a rule reads the pool's state, in s, as in Switchpoint's daemon.
     pub(super) const TICK_S: f64 = 5.0;
 
-    /// The HPA acts at every third tick, because its default sync period is 15 s.
+    /// The number of ticks between two actions of the HPA. Its default sync period is 15 s.
     const HPA_TICKS: u64 = 3;
 
-    /// The HPA's default tolerance.
+    /// The HPA's default tolerance: a smaller relative deviation from the target changes nothing.
     const TOLERANCE: f64 = 0.1;
 
-    /// The time over which the oracle averages work, in ticks.
+    /// The number of ticks over which the oracle averages the work of requests.
     const AHEAD_TICKS: usize = 6;
 
     pub(super) fn new(run: &ScalingRun, requests: &[ArrivingRequest]) -> Self {
@@ -186,8 +191,8 @@ impl Autoscaler {
         }
     }
 
-    /// Returns the number of replicas that the pool should have from now on. `tick` counts the
-    /// calls.
+    /// Returns the number of replicas that the autoscaler orders at this tick. The argument `tick`
+    /// is the number of the call.
     pub(super) fn replicas(&mut self, tick: u64, pool: &PoolSample<'_>) -> usize {
         let ordered = pool.engines.len() + pool.starting.len();
         self.window.record(pool.now_s, pool.totals);
@@ -275,8 +280,8 @@ impl Autoscaler {
         signal(&group, &goal).desired
     }
 
-    /// Applies the behaviour of an HPA: at most twice as many or four more at a time, and fewer
-    /// only if all recommendations of the window are lower.
+    /// Applies the behaviour of an HPA. In one step, the HPA at most doubles the number of replicas
+    /// or adds four. It removes replicas only if all recommendations within the window are lower.
     fn stabilized(&mut self, now_s: f64, ordered: usize, wanted: usize) -> usize {
         self.recommended.push_back((now_s, wanted));
         while self
@@ -291,8 +296,8 @@ impl Autoscaler {
         highest.unwrap_or(wanted).min(ordered)
     }
 
-    /// Returns the maximum number of replicas that arriving requests keep busy, from now until a
-    /// replica that is ordered at the next tick serves.
+    /// Returns the number of replicas that the arriving requests need at the busiest moment until a
+    /// replica ordered at the next tick is ready.
     fn foreseen(&self, now_s: f64) -> usize {
         let from = (now_s / Self::TICK_S) as usize;
         let ahead = (self.startup_s / Self::TICK_S) as usize + 2;
@@ -312,7 +317,8 @@ impl Autoscaler {
 // === impl HpaMetric ===
 
 impl HpaMetric {
-    /// Applies the HPA's formula, without a change within the tolerance.
+    /// Applies the HPA's formula. Returns the current number if the deviation is within the
+    /// tolerance.
     fn replicas(self, ready: usize, ordered: usize) -> usize {
         let (ratio, wanted) = match self {
             Self::Average(sum, target) => (sum / (target * ordered as f64), sum / target),

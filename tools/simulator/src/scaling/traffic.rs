@@ -8,7 +8,7 @@ use scheduler::latency::step::StepModel;
 use crate::hardware::QWEN_32B_H200;
 use crate::workload::Sampler;
 
-/// The time in which requests arrive, s.
+/// The length of the arrivals, in s.
 pub(super) const LASTING_S: f64 = 3_600.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -29,7 +29,7 @@ pub(super) struct ArrivingRequest {
     pub(super) output: u32,
 }
 
-/// Log-normal lengths: the mean, and the deviation of the logarithm.
+/// Log-normal lengths: the mean in tokens, and the standard deviation of the logarithm.
 #[derive(Clone, Copy)]
 struct Lengths {
     mean: f64,
@@ -39,7 +39,7 @@ struct Lengths {
 // === impl TrafficShape ===
 
 impl TrafficShape {
-    /// Returns the replicas that the requests keep busy at this time.
+    /// Returns how many replicas the requests that arrive at this time keep busy.
     fn busy(self, at_s: f64) -> f64 {
         match self {
             Self::Day => 1.0 + 4.0 * (std::f64::consts::PI * at_s / LASTING_S).sin().powi(2),
@@ -73,7 +73,7 @@ impl TrafficShape {
         let mut at_s = 0.0;
         let mut requests = Vec::new();
         loop {
-            // The rate can be taken as constant between two requests.
+            // The rate is taken as constant between two requests, because it changes slowly.
             at_s += dice.exponential() * each_s / self.busy(at_s);
             if at_s >= LASTING_S {
                 return requests;
@@ -91,7 +91,7 @@ impl TrafficShape {
 // === impl Lengths ===
 
 impl Lengths {
-    /// The longest length, so that every request fits an engine.
+    /// The maximum length in tokens, so that every request fits into an engine.
     const MOST: f64 = 16_000.0;
 
     fn draw(self, dice: &mut Sampler) -> u32 {
@@ -100,7 +100,7 @@ impl Lengths {
     }
 }
 
-/// Returns the exact costs of the engine's steps.
+/// Returns the exact step times of the engine.
 pub(super) fn exact_step() -> StepModel {
     let times = QWEN_32B_H200.times;
     let [prefill, decode] = [
@@ -126,7 +126,8 @@ pub(super) fn seats() -> EngineSeats {
     }
 }
 
-/// Returns how long a request with these tokens keeps a replica busy, s, by the exact costs.
+/// Returns for how many seconds a request with these tokens keeps a replica busy, by the exact step
+/// times.
 pub(super) fn seconds(prompt_tokens: f64, output_tokens: f64) -> f64 {
     let step = exact_step();
     let mix = RequestMix {
@@ -177,8 +178,8 @@ mod tests {
                 .iter()
                 .map(|r| seconds(f64::from(r.prompt), f64::from(r.output)))
                 .sum();
-            // The shape is computed for mean requests, and long requests cost more than in
-            // proportion to their tokens.
+            // `busy` is exact only for mean requests. A long request costs more than in proportion
+            // to its tokens.
             assert!(
                 (found / wanted - 1.0).abs() < 0.2,
                 "{shape:?}: {found} of {wanted}"

@@ -1,4 +1,5 @@
-//! One run of the scaling campaign: a pool whose replicas come and go.
+//! One run of the scaling campaign, with a pool to which replicas are added and from which replicas
+//! are removed.
 //!
 //! ```text
 //!  arrival ─► the default policy picks among ready replicas ─► engine steps ─► first token, end
@@ -23,15 +24,15 @@ use replicas::{Replica, ReplicaState};
 /// The time between two scrapes of the metrics, ms.
 const SCRAPE_MS: f64 = 1_000.0;
 
-/// The number of steps of an engine between two updates of the ledger with its output.
+/// The number of steps of an engine after which the ledger gets the engine's output.
 const PROGRESS_STEPS: u64 = 16;
 
-/// The outcome of a run.
+/// The figures of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ScalingOutcome {
     /// The share of the requests that met both SLOs.
     pub(crate) attainment: f64,
-    /// The hours of all replicas together, each from its order to its end.
+    /// The sum of the hours of all replicas, each from its order to its end.
     pub(crate) gpu_hours: f64,
 }
 
@@ -69,6 +70,8 @@ struct ScalingWorld<'w> {
 // === impl ScalingRun ===
 
 impl ScalingRun {
+    /// Plays the run.
+    ///
     /// # Errors
     /// Fails when an engine or the pool refuses a request.
     pub(super) fn play(&self) -> Result<ScalingOutcome, String> {
@@ -229,7 +232,7 @@ impl<'w> ScalingWorld<'w> {
         }
     }
 
-    /// Ends a replica's step. Returns how many requests ended with it.
+    /// Ends a replica's step. Returns how many requests ended with the step.
     fn step_ends(&mut self, at: usize, now: f64, steps: &mut Vec<StepEvent>) -> usize {
         let Some(replica) = self.replicas.get_mut(at) else {
             return 0;

@@ -1,8 +1,9 @@
 //! The sessions of the race as a workload. Sessions are closed: a client sends its next request
-//! only after the last reply.
+//! only after the reply to its last request.
 //!
-//! Prompts have the text to which the testbed's model server renders chat requests; a token is four
-//! bytes. The engine's blocks contain prompt and reply, because the next prompt repeats the reply.
+//! A prompt is the text into which the testbed's model server renders a chat request. A token has
+//! four bytes. A request's engine blocks contain the prompt and the reply, because the next prompt
+//! of the session repeats the reply.
 
 use race_cells::{RaceSession, Role};
 use scheduler::Rng;
@@ -10,17 +11,17 @@ use scheduler::prefix::{BLOCK_BYTES_DEFAULT, BLOCKS_MAX, SectionSums, block_hash
 
 use super::{RequestClass, Workload, WorkloadRequest, mix};
 
-/// Tokens of a KV block, as in the engines of the race.
+/// The tokens of a KV block, as in the engines of the race.
 pub(crate) const SESSION_BLOCK_TOKENS: usize = 16;
 
 const TOKEN_BYTES: usize = 4;
 const BLOCK_BYTES: usize = SESSION_BLOCK_TOKENS * TOKEN_BYTES;
 
-/// The text of a session so far, and a proxy's checksums of it.
+/// The text of a session so far, with the checksums that a proxy computes for this text.
 struct SessionText {
     text: Vec<u8>,
     sums: SectionSums,
-    /// The number of bytes that the checksums cover.
+    /// The number of bytes of the text that the checksums cover.
     summed: usize,
 }
 
@@ -48,7 +49,7 @@ impl SessionText {
             .extend_from_slice(format!("<|{}|>", Role::Assistant.name()).as_bytes());
     }
 
-    /// Appends a reply of `tokens` tokens, which depends only on the seed.
+    /// Appends a reply of `tokens` tokens. The text of the reply depends only on the seed.
     fn reply(&mut self, tokens: u32, seed: u64) {
         let mut rng = Rng::seeded(seed);
         for _ in 0..tokens {
@@ -63,7 +64,7 @@ impl SessionText {
         }
     }
 
-    /// Returns the hashes that a proxy computes for the text.
+    /// Returns the hashes that a proxy computes for the text so far.
     fn hashes(&mut self) -> Vec<u64> {
         self.sums
             .update(self.text.get(self.summed..).unwrap_or(&[]));
@@ -79,8 +80,8 @@ impl SessionText {
 // === impl Workload ===
 
 impl Workload {
-    /// Makes a workload of closed sessions, in order of arrival. Each later request of a session is
-    /// sent some pause after the end of the last reply.
+    /// Returns a workload of closed sessions, in order of arrival. Each later request of a session
+    /// is sent after the end of the last reply and a pause.
     pub(crate) fn of_sessions(sessions: &[RaceSession]) -> Self {
         let mut requests = Vec::new();
         let mut blocks = Vec::new();
@@ -125,7 +126,7 @@ impl Workload {
     }
 }
 
-/// Returns the hash of each full block together with all blocks before it.
+/// Returns a hash for each full block. The hash covers the block and all blocks before it.
 fn chained(text: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let (blocks, _) = text.as_chunks::<BLOCK_BYTES>();
     blocks.iter().scan(0, |chain, block| {

@@ -6,18 +6,18 @@ use super::{FAILED_MS, SettingChange, SimulatedRequest, Simulation, WorldEvent};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum PoolChange {
-    /// An engine dies with its requests and its cache. Proxies notice at once, by the streams that
-    /// break.
+    /// An engine dies with its requests and its cache. The proxies notice this immediately, because
+    /// the streams break.
     Dies { engine: usize },
-    /// An engine is available again, with an empty cache.
+    /// An engine becomes available, or available again after its death, with an empty cache.
     Returns { engine: usize },
 }
 
-/// How long an engine that died and returns is away, ms.
+/// The time for which an engine that restarts is away, in ms.
 const REVIVAL_MS: f64 = 5_000.0;
 
 impl Simulation<'_> {
-    /// Plans the changes of the setting.
+    /// Plans the pool changes of the setting.
     pub(super) fn plan_changes(&mut self) {
         let Some(SettingChange {
             arrivals_ms,
@@ -39,7 +39,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns how many requests ended with the change.
+    /// Applies a change. Returns how many requests ended with the change.
     pub(super) fn changes(&mut self, change: PoolChange, now: f64) -> Result<usize, String> {
         match change {
             PoolChange::Dies { engine } => return self.dies(engine, now),
@@ -58,8 +58,8 @@ impl Simulation<'_> {
         Ok(0)
     }
 
-    /// Ends an engine. Its requests that have their first token fail, and all others are sent to
-    /// other engines.
+    /// Ends an engine. The engine's requests that have their first token fail. The proxies send all
+    /// its other requests to other engines.
     fn dies(&mut self, engine: usize, now: f64) -> Result<usize, String> {
         let Some(SettingChange { failover, .. }) = self.setting.change else {
             return Ok(0);
@@ -98,7 +98,7 @@ impl Simulation<'_> {
         Ok(failed)
     }
 
-    /// Fails a request if it is in flight. Returns how many requests ended: 0 or 1.
+    /// Makes a request fail if it is in flight. Returns how many requests ended: 0 or 1.
     pub(super) fn fails(&mut self, request: u32, now: f64) -> usize {
         let Some(engine) = self.leaves(request, now) else {
             return 0;
@@ -117,7 +117,7 @@ impl Simulation<'_> {
         1
     }
 
-    /// Removes the request from its proxy. Returns the engine that had it.
+    /// Removes a request from the proxy that sent it. Returns the engine that had the request.
     fn leaves(&mut self, request: u32, now: f64) -> Option<usize> {
         let SimulatedRequest {
             hold, proxy, at, ..

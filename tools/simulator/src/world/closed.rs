@@ -4,8 +4,8 @@ use super::{Simulation, WorldEvent};
 use crate::workload::{Sampler, mix};
 
 impl Simulation<'_> {
-    /// Returns the requests whose times do not depend on other requests, with these times: all
-    /// requests of an open workload, and the first request of each closed session.
+    /// Returns the requests whose times of arrival do not depend on other requests, each with its
+    /// time: all requests of an open workload, and the first request of each closed session.
     pub(super) fn arrivals(&self) -> Vec<(f64, u32)> {
         let requests = self.workload.requests().iter().zip(0..);
         requests
@@ -14,7 +14,8 @@ impl Simulation<'_> {
             .collect()
     }
 
-    /// Returns the proxy of an arrival: a random one, or for closed sessions each proxy in turn.
+    /// Returns the proxy at which a request arrives: a random proxy, or for closed sessions each
+    /// proxy in turn.
     pub(super) fn proxy_of_arrival(&self, arrival: usize, dice: &mut Sampler) -> usize {
         match self.setting.proxies {
             0 | 1 => 0,
@@ -23,8 +24,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns the proxy for a later request of a session: that of the request before, or a random
-    /// one if sessions roam.
+    /// Returns the proxy for a later request of a session: the proxy of the session's previous
+    /// request, or a random proxy if sessions roam.
     pub(super) fn proxy_of_turn(&self, request: u32) -> usize {
         if self.workload.roams {
             return (mix(u64::from(request), 31) % self.setting.proxies.max(1) as u64) as usize;

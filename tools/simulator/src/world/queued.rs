@@ -4,7 +4,7 @@ use super::{Simulation, WorldEvent};
 use crate::router::ProxyRequest;
 
 impl Simulation<'_> {
-    /// Sends the held requests that have room now.
+    /// Sends the held requests for which the pool has room now.
     pub(super) fn release(&mut self, now: f64) -> Result<(), String> {
         for proxy in 0..self.routers.len() {
             while let Some(request) = self

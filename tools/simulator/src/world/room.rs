@@ -1,5 +1,5 @@
 //! Checks whether an engine had room for a request, given the requests of all proxies at that time.
-//! The proxies themselves learn of each other's requests one sharing delay later.
+//! The proxies get each other's load reports only after the sharing delay.
 
 use pool_state::LedgerHold;
 use scheduler::flow::RoomLimits;
@@ -10,9 +10,9 @@ use super::Simulation;
 use crate::engine::EngineJob;
 
 impl Simulation<'_> {
-    /// Whether the engine had room for the request just before the request was sent. Decides by the
-    /// rule of flow control, given all requests that the proxies had sent to the engine. Without
-    /// flow control every engine has room.
+    /// Whether the engine had room for the request just before a proxy sent the request. The rule
+    /// is that of flow control, applied to all requests that all proxies had sent to the engine.
+    /// Without flow control every engine has room.
     pub(super) fn has_room(&self, job: &EngineJob<'_>, engine: usize, hold: &LedgerHold) -> bool {
         let class = self.workload.class(job.request);
         let Some((index, endpoint)) = self

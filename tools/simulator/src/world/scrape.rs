@@ -1,4 +1,5 @@
-//! The daemon's work: it scrapes the engines, learns step times, and sends both to the proxies.
+//! Simulates the daemon, which scrapes the engines, learns step times, and sends both to the
+//! proxies.
 
 use std::sync::Arc;
 
@@ -12,27 +13,28 @@ use crate::workload::{Sampler, mix};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EngineState {
     pub(super) steps_made: u64,
-    /// Requests that the last step left in the queue.
+    /// The number of requests that the last step left in the engine's queue.
     pub(super) left_waiting: usize,
-    /// Whether the endpoint was picked after the last report from the proxies.
+    /// Whether a proxy has picked the endpoint after the proxies' last report.
     is_picked: bool,
-    /// The time when the proxies next report where they have requests.
+    /// The time of the next report in which the proxies say at which engines they have requests.
     report_due: f64,
-    /// The time until which the engine is considered busy.
+    /// The time until which the daemon considers the engine busy.
     busy_until: f64,
-    /// The time before which the engine is not scraped.
+    /// The time before which the daemon does not scrape the engine.
     due: f64,
 }
 
-/// How long an engine is considered busy after it had work or a proxy reported requests there, ms.
+/// The time for which the daemon considers an engine busy after the engine had work, or after a
+/// proxy reported requests at the engine, in ms.
 const BUSY_HOLD_MS: f64 = 2_000.0;
 
 /// The time between two reports from a proxy, ms.
 const REPORT_MS: f64 = 1_000.0;
 
-/// Returns the states of `count` idle engines. Each is scraped at its own random time. If all
-/// engines were scraped just before the first session, the KV use of the first requests would stay
-/// unknown for a whole second in every run.
+/// Returns the states of `count` idle engines. The first scrape of each engine is at a random time.
+/// If the daemon scraped all engines just before the first session, the KV use of the first
+/// requests would stay unknown for a whole second in every run.
 pub(super) fn idle_states(count: usize, idle_ms: f64, seed: u64) -> Vec<EngineState> {
     let mut dice = Sampler::seeded(mix(seed, 53));
     let report_due = REPORT_MS * dice.unit();
@@ -52,8 +54,9 @@ impl EngineState {
         self.is_picked = true;
     }
 
-    /// Reports the engine for the proxies, once in [`REPORT_MS`]. If they have requests there, or
-    /// have had some since the last report, it is scraped within `busy_ms`.
+    /// Simulates the proxies' report about the engine, once in [`REPORT_MS`]. If the proxies have
+    /// requests at the engine, or had requests there since the last report, the daemon scrapes the
+    /// engine within `busy_ms`.
     fn report(&mut self, has_work: bool, busy_ms: f64, now: f64) {
         if now < self.report_due {
             return;
@@ -66,7 +69,7 @@ impl EngineState {
         }
     }
 
-    /// Whether the engine is scraped now. If so, sets the time of the next scrape.
+    /// Whether the daemon scrapes the engine now. If so, sets the time of the next scrape.
     fn is_due(&mut self, has_work: bool, idle_ms: f64, now: f64) -> bool {
         if now < self.due {
             return false;
@@ -99,8 +102,9 @@ impl Simulation<'_> {
                     if !state.is_due(has_work, self.setting.idle_scrape_ms, now) {
                         return before.clone();
                     }
-                    // An engine accepts and reports new requests between its steps. In open
-                    // workloads it reports them at once, as in the published results.
+                    // Real engines accept and report new requests only between steps. In open
+                    // workloads, simulated engines report new requests immediately, as in the
+                    // published results.
                     let waiting = if self.workload.is_closed {
                         state.left_waiting
                     } else {

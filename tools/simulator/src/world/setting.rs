@@ -7,44 +7,45 @@ use crate::engine::SimulatedEngineSpec;
 pub(crate) struct PoolSetting {
     pub(crate) engine: SimulatedEngineSpec,
     pub(crate) replicas: usize,
-    /// The number of engines, the first ones, that compute prompts for the others, which decode.
-    /// With 0 every engine does both.
+    /// The number of engines that only prefill for the other engines, which decode. They are the
+    /// first engines of the pool. With 0, every engine prefills and decodes.
     pub(crate) prefillers: usize,
-    /// Every second engine takes this many times as long for a step.
+    /// The factor by which a step takes longer on every second engine.
     pub(crate) odd_slowdown: f64,
-    /// Each engine of the second half takes this many times as long for a step.
+    /// The factor by which a step takes longer on each engine of the second half.
     pub(crate) half_slowdown: f64,
     pub(crate) proxies: usize,
     pub(crate) sharing: SharingMode,
-    /// The time between two scrapes, ms; with 0 every pick has new metrics.
+    /// The time between two scrapes, in ms. With 0, each pick has new metrics.
     pub(crate) scrape_ms: f64,
-    /// The time between two scrapes of an engine without work, ms, if that is longer.
+    /// The time between two scrapes of an engine without work, in ms, if this time is longer than
+    /// `scrape_ms`.
     pub(crate) idle_scrape_ms: f64,
     pub(crate) change: Option<SettingChange>,
 }
 
-/// How proxies share state.
+/// The way in which proxies share their state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum SharingMode {
     Private,
-    /// Proxies share everything, this many ms later.
+    /// Proxies share all their state. The other proxies receive a change after this many ms.
     After(f64),
 }
 
-/// Changes of the pool while requests arrive. After a quarter of the time the first engine dies and
-/// does not return. After half of the time the last engine, which was not ready before, becomes
-/// ready. After three quarters the second engine restarts.
+/// Changes of the pool during the arrivals. After a quarter of the arrivals, the first engine dies
+/// and does not return. After half, the last engine, which was not ready before, becomes ready.
+/// After three quarters, the second engine dies, and returns if the proxies readmit engines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SettingChange {
-    /// How long requests arrive, ms.
+    /// The length of the arrivals, in ms.
     pub(crate) arrivals_ms: f64,
     pub(crate) failover: Failover,
 }
 
-/// What proxies do when an engine dies.
+/// The reaction of proxies when an engine dies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Failover {
-    /// The pause before a request without a first token is sent to another engine, ms.
+    /// The pause before a proxy sends a request that has no first token to another engine, in ms.
     pub(crate) retry_ms: f64,
     /// Whether an engine that has restarted gets requests again during the run.
     pub(crate) readmits: bool,
@@ -53,7 +54,8 @@ pub(crate) struct Failover {
 // === impl PoolSetting ===
 
 impl PoolSetting {
-    /// Eight equal engines behind one proxy, with metrics at most 50 ms old.
+    /// Returns a setting with eight equal engines behind one proxy, with metrics that are at most
+    /// 50 ms old.
     pub(crate) fn plain(engine: SimulatedEngineSpec) -> Self {
         Self {
             engine,

@@ -3,9 +3,9 @@
 use super::{SharingMode, Simulation, WorldEvent};
 
 impl Simulation<'_> {
-    /// Publishes the changes of `proxy` to the other proxies. With flow control, the end of a
-    /// request and the start of the request that takes its room are published together, because a
-    /// proxy sends what changed within 5 ms.
+    /// Publishes the changes of `proxy` to the other proxies. With flow control, the proxy
+    /// publishes the end of a request together with the start of the request that takes its room,
+    /// because a real proxy collects changes for 5 ms.
     pub(super) fn publish(&mut self, proxy: usize, now: f64) {
         match self.routers.get_mut(proxy).filter(|_| self.policy.holds()) {
             Some(router) => router.publishes = true,
@@ -13,7 +13,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Publishes the changes that wait for the end of this time step.
+    /// Publishes the changes of all proxies that wait for the end of this time step.
     pub(super) fn publish_all(&mut self, now: f64) {
         for proxy in 0..self.routers.len() {
             if self

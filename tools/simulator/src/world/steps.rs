@@ -1,14 +1,15 @@
-//! The steps of engines: first tokens, ends, and what proxies and the learner learn of them.
+//! The steps of engines: first tokens, ends of requests, and the samples that proxies and the
+//! learner get from them.
 
 use super::{PrefillLocation, SimulatedRequest, Simulation, WorldEvent};
 use crate::engine::StepEvent;
 
-/// After this many steps of an engine, the proxies learn how many output tokens it has produced:
-/// about every tenth of a second.
+/// The number of an engine's steps after which the proxies get its counts of output tokens: about
+/// every tenth of a second.
 const PROGRESS_STEPS: u64 = 16;
 
-/// The time to transfer a prompt's KV to another engine: this many ms, plus the time for each
-/// token, 128 KiB at 50 GB/s.
+/// The time to transfer a prompt's KV to another engine, in ms: a constant, and the time for each
+/// token, which has 128 KiB at 50 GB/s.
 const TRANSFER_MS: f64 = 1.0;
 const TRANSFER_TOKEN_MS: f64 = 0.0026;
 
@@ -35,7 +36,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Ends an engine's step. Returns how many requests ended with it.
+    /// Ends an engine's step. Returns how many requests ended with the step.
     pub(super) fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<StepEvent>) -> usize {
         let Some(engine) = self.engines.get_mut(at) else {
             return 0;
@@ -125,7 +126,7 @@ impl Simulation<'_> {
         } else {
             at
         };
-        // A proxy learns from the first token that the engine that computes the prompt is done.
+        // The first token shows the proxy that the engine that computed the prompt is done.
         self.learning
             .first_token(prefiller, self.endpoint(prefiller), request, now);
         let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else {
@@ -165,8 +166,8 @@ impl Simulation<'_> {
         self.plan_next_turn(request, now);
     }
 
-    /// Updates the ledgers with the output of an engine's streams. (A proxy counts every token at
-    /// once. Other proxies learn of the tokens with the next load report.)
+    /// Updates the proxies' ledgers with the output of an engine's streams. (A real proxy counts
+    /// every token immediately, and other proxies get the counts with the next load report.)
     fn progress(&mut self, at: usize, now: f64) {
         let Some(engine) = self.engines.get(at) else {
             return;
@@ -185,8 +186,8 @@ impl Simulation<'_> {
         });
     }
 
-    /// Learns from the next gap between tokens of an engine's streams. The engine's load is taken
-    /// from the proxy with the most requests there.
+    /// Gives the learner the next gap between tokens of an engine's streams as a sample. Of the
+    /// proxies' views of the engine's load, the sample has the one with the most requests.
     fn gap(&mut self, at: usize, now: f64) {
         let (Some(engine), Some(endpoint)) = (self.engines.get(at), self.endpoint(at)) else {
             return;

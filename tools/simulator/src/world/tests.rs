@@ -6,7 +6,7 @@ use crate::hardware::LLAMA_8B_H100;
 use crate::policy::{GateFairness, GateRule};
 use crate::trace::TraceRequest;
 
-/// Returns prompts of three families, at a higher rate than one engine can serve.
+/// Returns a workload with prompts of three families, at a higher rate than one engine can serve.
 fn workload() -> Workload {
     workload_of(3)
 }
@@ -85,7 +85,8 @@ fn all_requests_are_served_by_split_pools() {
     };
     for policy in ["ours", "2/2/3", "dynamo"] {
         let records = play(policy, &setting);
-        // A first token takes at least as long as a transfer.
+        // A first token comes after a transfer (at least 6 ms for 2,000 tokens) and at least one
+        // step.
         assert!(
             records.len() == 600
                 && records
@@ -101,8 +102,9 @@ fn all_requests_are_served_by_split_pools() {
     );
 }
 
-/// Gives the policy 24 requests at once. Returns how many requests each engine has, to compute the
-/// prompt or to decode. Four engines compute prompts for four others.
+/// Sends 24 requests at the same time through the policy to a pool in which four engines prefill
+/// for four others. Returns the number of requests that each engine gets, for prefill or for
+/// decode.
 fn sent(policy: &RoutingPolicy) -> Vec<usize> {
     let workload = workload();
     let setting = PoolSetting {
@@ -131,7 +133,7 @@ fn the_queues_of_others_look_at_each_stage() {
         "{:?}",
         sent(&dynamo)
     );
-    // Two or three of these prompts have more than 4,200 uncached tokens.
+    // Two or three of these prompts together have more than 4,200 uncached tokens.
     let queued = sent(&RoutingPolicy::Gated(
         Box::new(dynamo),
         GateRule::PrefillTokens(4_200.0),
@@ -156,8 +158,8 @@ fn the_queues_of_others_look_at_each_stage() {
 
 #[test]
 fn prefixes_are_found_where_policies_look_for_them() {
-    // Each of sixty prefixes occurs ten times. With only three prefixes, all engines would soon
-    // have a copy of each.
+    // Sixty prefixes occur ten times each. With only three prefixes, all engines would soon have a
+    // copy of each prefix.
     let workload = workload_of(60);
     let setting = PoolSetting::plain(LLAMA_8B_H100);
     let hits = |policy: &str| {

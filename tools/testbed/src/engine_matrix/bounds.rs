@@ -8,15 +8,17 @@ pub struct MatrixResult {
     pub engine: &'static str,
     /// The largest number of requests of one burst at one server.
     pub worst_burst: u64,
-    /// Servers that got a conversation's first turn. `None` if prompts are not read.
+    /// The number of servers that got a conversation's first turn. `None` if the picker does not
+    /// read the prompts.
     pub servers_used: Option<usize>,
-    /// The share of later turns that went to the server of the first turn, 0 to 1. `None` if
-    /// prompts are not read.
+    /// The share of later turns that went to the server of the first turn, 0 to 1. `None` if the
+    /// picker does not read the prompts.
     pub returned: Option<f64>,
-    /// Requests of the steady load at the busiest server, divided by the mean.
+    /// The number of requests of the steady load at the busiest server, divided by the mean of all
+    /// servers.
     pub busiest_over_mean: f64,
     /// The time from the change of the endpoints file to the first request at the new server;
-    /// `None` if none came within 10 s.
+    /// `None` if no request came within 10 s.
     pub new_after: Option<Duration>,
 }
 
@@ -38,10 +40,10 @@ pub const BOUNDS: MatrixBounds = MatrixBounds {
     returned_min: 0.97,
 };
 
-/// The bounds of most engines in tests. The bounds are wide, because tests run beside others on a
-/// busy machine, where workers learn of each other's picks late. A random choice of servers still
-/// breaks them: it gives 9 of 64 requests to one of 16 servers. `crates/exchange/tests/engines` has
-/// tight bounds, in virtual time.
+/// The bounds of most engines in tests. The bounds are wide, because tests run beside other tests
+/// on a busy machine, where workers learn of each other's picks late. A random choice of servers
+/// still breaks the bounds, because a random choice gives 9 of 64 requests to one of 16 servers.
+/// `crates/exchange/tests/engines` has tight bounds, in virtual time.
 const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
     burst_max: 7,
     servers_used_min: 4,
@@ -52,9 +54,9 @@ const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
 pub const BUSIEST_MAX: f64 = 1.3;
 
 /// Engines with wider bounds in tests. On a quiet machine (docs/reference/engines.md) all
-/// conversations are spread. Requests are spread badly over engines that answer at once, a known
-/// fault. No worker ever finds them busy, so only the order of past picks distinguishes the
-/// servers.
+/// conversations are spread. A known fault is that requests are spread badly over engines that
+/// answer immediately. No worker ever finds such an engine busy, so only the order of past picks
+/// distinguishes the servers.
 const OPEN: [(&str, MatrixBounds); 5] = [
     (
         "constant-per-token",
@@ -93,9 +95,9 @@ const OPEN: [(&str, MatrixBounds); 5] = [
     ),
 ];
 
-/// The engine that answers at once. Conversations need not return to a server of this engine: a
-/// cached prompt saves less than a millisecond there, which the policy cannot distinguish. So the
-/// policy sends the requests to all servers in rotation.
+/// The name of the engine that answers immediately. Conversations need not return to a server of
+/// this engine, because a cached prompt saves less than a millisecond on such a server, which the
+/// policy cannot distinguish. So the policy sends the requests to all servers in rotation.
 pub(super) const AT_ONCE: &str = "at-once";
 
 /// Bounds for all engines if requests alternate between two proxies, on a busy machine. Proxies
@@ -111,8 +113,8 @@ const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds {
 // === impl MatrixResult ===
 
 impl MatrixResult {
-    /// Whether the result is within the bounds of the engine, behind `proxies` proxies. For a new
-    /// server, the limit is ten times the normal one.
+    /// Whether the result is within the bounds of the engine, behind `proxies` proxies. The time
+    /// until a new server is picked may be ten times the limit on a quiet machine.
     #[must_use]
     pub fn is_good(&self, proxies: u32) -> bool {
         let of_one = OPEN

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::bounds::AT_ONCE;
 use crate::plain_engine::{AnswerDelay, PlainBehaviour, PlainMetrics, UsageReporting};
 
-/// Tokens of a reply.
+/// The number of tokens of each reply.
 const OUTPUT_TOKENS: u64 = 6;
 
 /// The behaviour of an engine, and the API of its requests.

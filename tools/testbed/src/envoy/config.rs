@@ -1,4 +1,4 @@
-//! Makes an Envoy config from a shipped one.
+//! Makes an Envoy config from a shipped config.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ impl EnvoyConfig {
     }
 
     /// Reads any config file, for example the file of a running Envoy, to start a second Envoy with
-    /// it.
+    /// the same config.
     ///
     /// # Errors
     /// Fails if the file does not exist or is not YAML.
@@ -151,7 +151,7 @@ impl EnvoyConfig {
             .pointer_mut("/static_resources/clusters")
             .and_then(Value::as_array_mut)
             .ok_or("the config has no clusters")?;
-        clusters.truncate(1); // the pool; the others are for the picker
+        clusters.truncate(1); // keeps the pool's cluster; the other clusters are for the picker
         let pool = clusters
             .first_mut()
             .and_then(Value::as_object_mut)

@@ -22,7 +22,7 @@ use super::socket::SocketCommand;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct RestartRequest {
-    /// How long the socket stays closed, ms.
+    /// The time for which the socket stays closed, in ms.
     for_ms: Option<u64>,
 }
 
@@ -32,8 +32,8 @@ struct PaceRequest {
     slowdown: f64,
 }
 
-/// Carries out an order. `spare` is the connection that brought the order. It stays open when the
-/// socket is closed, and closes after the answer.
+/// Carries out an order. `spare` is the connection that brought the order. This connection stays
+/// open when the socket is closed, and closes after the answer.
 pub(super) async fn handle(
     server: &ModelServerState,
     action: &str,
@@ -158,7 +158,7 @@ async fn one(
 }
 
 impl ModelServerState {
-    /// Starts a fault, or ends all of them.
+    /// Starts a fault, or ends all faults.
     pub(super) async fn order(&self, fault: ServerFault, spare: Option<u64>) {
         match fault.mode {
             FaultMode::None => {
@@ -177,8 +177,8 @@ impl ModelServerState {
         }
     }
 
-    /// Acts like a new process at the same address: cold, with all counters at zero. If `down` is
-    /// given, the server refuses connections for that time.
+    /// Makes the server act like a new process at the same address, with empty caches and all
+    /// counters at zero. If `down` has a time, the server refuses connections for this time.
     pub(super) async fn restart(&self, down: Option<Duration>, spare: Option<u64>) {
         self.engine.restart();
         self.command_socket(match down {

@@ -104,7 +104,7 @@ impl Drop for GenerationHandle {
         if self.open > 0 {
             let _ = self
                 .commands
-                .send(DriverCommand::Abort(std::mem::take(&mut self.ids))); // the task has ended: there is nothing to abort
+                .send(DriverCommand::Abort(std::mem::take(&mut self.ids))); // if the task has ended, there is nothing to abort
         }
     }
 }
@@ -159,7 +159,7 @@ impl EngineHandle {
             sequences,
             asked,
             outputs: sender,
-        }); // the task has ended: `next` returns `None` at once
+        }); // if the task has ended, `next` returns `None` immediately
         GenerationHandle {
             outputs,
             commands: self.commands.clone(),
@@ -177,12 +177,12 @@ impl EngineHandle {
 
     /// Sets the factor on the measured step times, from the next step on.
     pub(super) fn slow_down(&self, slowdown: f64) {
-        let _ = self.commands.send(DriverCommand::Slow(slowdown)); // the task has ended: there is nothing to slow down
+        let _ = self.commands.send(DriverCommand::Slow(slowdown)); // if the task has ended, there is nothing to slow down
     }
 
     /// Drops the queue, KV memory and counters, and sets a new start time. Speed and slowdown stay.
     pub(super) fn restart(&self) {
-        let _ = self.commands.send(DriverCommand::Restart); // the task has ended: there is nothing to restart
+        let _ = self.commands.send(DriverCommand::Restart); // if the task has ended, there is nothing to restart
     }
 }
 
@@ -310,7 +310,7 @@ impl EngineDriver {
             let _ = outputs.send(SequenceOutput {
                 index: *index,
                 kind,
-            }); // the client disconnected: its abort is on the way
+            }); // if this fails, the client has disconnected, and the abort follows
         }
         if matches!(kind, OutputKind::Finished(_)) {
             self.requests.remove(&id);
@@ -324,7 +324,7 @@ impl EngineDriver {
         self.record_adapters();
     }
 
-    /// Sets the time of the series with the current combination of adapters.
+    /// Sets the time of the series `vllm:lora_requests_info` for the current adapters to now.
     fn record_adapters(&mut self) {
         if self.adapters.is_empty() {
             return;

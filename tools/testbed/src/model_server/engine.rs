@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use engine_sim::{BatchingEngine, EngineRequest, SequenceProgress, SimulatedEngineSpec};
 
-/// Tokens in a KV block; vLLM's default.
+/// The number of tokens in a KV block, which is vLLM's default.
 pub(super) const BLOCK_TOKENS: u32 = 16;
 
 /// An adapter's index in the list of served adapters.
@@ -31,7 +31,7 @@ pub(super) enum FinishReason {
 #[derive(Clone, Debug)]
 pub(super) struct ModelSequence {
     pub prompt_tokens: u32,
-    /// Tokens to generate; 0 ends the sequence with its prefill (embeddings).
+    /// The number of tokens to generate; 0 ends the sequence with its prefill, as for embeddings.
     pub output_tokens: u32,
     /// How the sequence finishes if the client does not abort it.
     pub finish: FinishReason,
@@ -52,13 +52,13 @@ pub(super) struct SequenceTimeline {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum SequenceEvent {
-    /// A step ended. It computed this many tokens.
+    /// A step ended, which computed this many tokens.
     Stepped { tokens: u32 },
-    /// The first admission of a sequence. If a preempted sequence is admitted again, there is no
-    /// event.
+    /// The engine admitted a sequence for the first time. A preempted sequence that is admitted
+    /// again causes no event.
     Admitted { id: SequenceId, cached_tokens: u32 },
-    /// For the first token, `since_ms` is the time since arrival; for later tokens, since the
-    /// previous token.
+    /// The engine generated a token. For the first token, `since_ms` is the time since the arrival;
+    /// for later tokens, the time since the previous token.
     Token {
         id: SequenceId,
         first: bool,
@@ -233,7 +233,8 @@ impl ModelEngine {
         }
     }
 
-    /// Ends the step in flight if it is over at `now_ms`, and starts the next one if there is work.
+    /// Ends the step in flight if the step is over at `now_ms`, and starts the next step if there
+    /// is work.
     pub(super) fn step(&mut self, now_ms: f64) -> Vec<SequenceEvent> {
         let mut events = Vec::new();
         if let Some(step) = self.engine.step().filter(|step| step.ends_ms <= now_ms) {

@@ -13,7 +13,7 @@ pub enum FaultMode {
     /// Ends every fault and opens a closed socket again.
     None,
     /// Acts as if the process were gone: closes the listening socket and resets open connections.
-    /// Of the fields below, uses only `for_ms`.
+    /// Of the other fields of [`ServerFault`], this mode uses only `for_ms`.
     Refuse,
     /// Reads the request and never answers it.
     Hang,

@@ -34,11 +34,11 @@ use super::stats::RequestParameters;
 use super::text::{self, TextRng};
 use super::{ModelServerState, admin, metrics};
 
-/// The maximum size of a body: more than a filter forwards (a prompt of 1M tokens is 4 to 8 MB),
-/// and fits into the machine's memory.
+/// The maximum size of a body, in bytes. The limit is more than a filter forwards (a prompt of 1M
+/// tokens is 4 to 8 MB), and fits into the machine's memory.
 const BODY_BYTES_MAX: usize = 128 << 20;
-/// The largest body that an echo returns as text. For a larger body the echo returns only the
-/// digest.
+/// The largest body that an echo returns as text, in bytes. For a larger body the echo returns only
+/// the digest.
 const ECHO_BYTES_MAX: usize = 64 << 10;
 /// The maximum number of requests kept for `/admin/state`, enough for one test.
 const RECORDS_MAX: usize = 256;
@@ -160,12 +160,12 @@ fn served_by(server: &ModelServerState, mut reply: Response<Body>) -> Response<B
     reply
 }
 
-/// One request, until it is answered.
+/// The state of one request until the server has answered the request.
 struct ServerExchange {
     server: Arc<ModelServerState>,
     connection: Arc<ServedConnection>,
     trailers: Option<HeaderMap>,
-    /// Chunks after which the connection is reset.
+    /// The number of chunks after which the connection is reset.
     cut_after: Option<u32>,
 }
 
@@ -237,7 +237,7 @@ impl ServerExchange {
             max_tokens: inference.max_tokens.unwrap_or(self.server.served.model_len),
         };
         let mut generation = self.server.engine.submit(sequences, asked);
-        // vLLM reports load only on these two endpoints.
+        // vLLM reports load only in replies of these two APIs.
         let reports = matches!(inference.api, ModelApi::Chat | ModelApi::Completions);
         let orca = parts
             .headers
@@ -290,8 +290,8 @@ impl ServerExchange {
         typed(EVENT_STREAM, Body::from_stream(stream::iter(chunks)))
     }
 
-    /// Resets the connection, because the engine was restarted during the request, as if the
-    /// process of the engine had ended.
+    /// Resets the connection, as if the process of the engine had ended. Called when the engine was
+    /// restarted during the request.
     async fn lost(&self) -> Response<Body> {
         self.connection.reset(b"");
         std::future::pending().await
@@ -332,7 +332,8 @@ fn wanted(parts: &Parts) -> Vec<String> {
         .collect()
 }
 
-/// True if the body has `"stream": true`, found by a search instead of a parse.
+/// Whether the body has `"stream": true`. A search finds the field, because a parser would need
+/// more CPU time.
 fn wants_stream(body: &[u8]) -> bool {
     const KEY: &[u8] = b"\"stream\"";
     memchr::memmem::find(body, KEY).is_some_and(|at| {
@@ -377,7 +378,8 @@ impl ModelServerState {
         json!({"object": "list", "data": models.chain(adapters).collect::<Vec<_>>()})
     }
 
-    /// Returns the ORCA header `endpoint-load-metrics`, if the request names a format for it.
+    /// Returns the ORCA header `endpoint-load-metrics`, if the request names a format for this
+    /// header.
     fn orca_headers(&self, format: Option<&str>) -> HeaderMap {
         let load = self.engine.load();
         let value = format.and_then(|format| {
@@ -390,7 +392,7 @@ impl ModelServerState {
             .collect()
     }
 
-    /// Returns the empty reply, and the sequences whose output fills it.
+    /// Returns the empty reply, and the sequences whose output fills the reply.
     fn plan(&self, inference: &InferenceRequest) -> (ModelReply, Vec<ModelSequence>) {
         let adapter_name = inference
             .adapter

@@ -10,11 +10,12 @@ use super::driver::EngineReport;
 use super::engine::BLOCK_TOKENS;
 use super::stats::{HISTOGRAMS, StatsHistogram};
 
-/// False metric values to report, by name without the engine's prefix, as the raw text of the
+/// The false metric values to report: the name without the engine's prefix, and the raw text of the
 /// value.
 pub type MetricOverrides = BTreeMap<String, String>;
 
-/// The only entry that is not a number: the adapters in use, as the text of a label.
+/// The name of the only false value that is not a number: the adapters in use, as the text of a
+/// label.
 const RUNNING_ADAPTERS: &str = "running_lora_adapters";
 
 /// The engine whose metric names to use.
@@ -41,7 +42,7 @@ pub(super) struct PageOptions {
     pub max_lora: usize,
 }
 
-/// Prints a page. If `wanted` is given, the page has only samples with these names, as
+/// Prints a page. If `wanted` is not empty, the page has only samples with these names, as
 /// prometheus_client does for `?name[]=`.
 pub(super) fn page(
     options: &PageOptions,

@@ -78,7 +78,7 @@ impl ModelReply {
         self.apply(output);
     }
 
-    /// Applies an output and appends its events to `out`. Returns true if there were any.
+    /// Applies an output and appends its events to `out`. Returns true if the output had events.
     pub(super) fn stream(&mut self, output: SequenceOutput, out: &mut Vec<u8>) -> bool {
         if !self.apply(output) {
             return false;

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::engine::FinishReason;
 use super::text::{self, TOKEN_BYTES, TextRng};
 
-/// vLLM's default for `/v1/completions`. For the other API families, the default is the rest of the
-/// context.
+/// The number of output tokens of a request to `/v1/completions` that sets no limit, as in vLLM.
+/// For the other API families, the default is the rest of the context.
 const COMPLETION_TOKENS_DEFAULT: u64 = 16;
 /// The maximum of a request's number of prompts times `n`. A greater number is a mistake in a test.
 const SEQUENCES_MAX: usize = 1024;
@@ -42,7 +42,7 @@ impl ModelApi {
         matches!(self, Self::Messages | Self::CountTokens)
     }
 
-    /// Returns the names of the output limit in requests.
+    /// Returns the names of the request fields that limit the output.
     fn max_tokens_keys(self) -> &'static [&'static str] {
         match self {
             Self::Chat => &["max_completion_tokens", "max_tokens"],
@@ -97,8 +97,8 @@ pub(super) struct ServedModels {
 }
 
 impl ServedModels {
-    /// Returns the name of the model and, if it is an adapter, its index. If no name is given, the
-    /// first model answers, as in vLLM.
+    /// Returns the name of the model and, if the model is an adapter, the adapter's index. If the
+    /// request names no model, returns the first model, as vLLM does.
     fn resolve(&self, asked: Option<&str>) -> Result<(String, Option<usize>), ApiError> {
         let Some(name) = asked else {
             return Ok((self.models.first().cloned().unwrap_or_default(), None));
@@ -209,8 +209,9 @@ impl InferenceRequest {
         Ok(())
     }
 
-    /// Returns the number of tokens that an engine of `model_len` generates for a prompt, and why
-    /// it stops. The number is exponential with mean `mean`, within the limits.
+    /// Returns the number of tokens that an engine of `model_len` generates for a prompt, and the
+    /// reason why the output ends. The number has an exponential distribution with mean `mean`,
+    /// within the limits.
     pub(super) fn output(
         &self,
         prompt_tokens: u32,

@@ -3,8 +3,9 @@
 //! If requests are split into stages, each server has a sidecar in front of its engine. Headers
 //! name encode and prefill servers. The sidecar of a decode server calls these servers first, and
 //! then its own engine. A sidecar in front of several data-parallel ranks forwards a request to the
-//! rank that a header names. If a header names a server for a stage that it does not serve, that
-//! server answers with an error. Its caller then answers with an error too, so that the test fails.
+//! rank that a header names. If a header names a server for a stage that the server does not serve,
+//! the server answers with an error. The calling sidecar then answers with an error too, so that
+//! the test fails.
 //!
 //! No KV cache is transferred. A decode server computes the prompt again, at the cost of its own
 //! engine, so tests only check which servers are called.
@@ -71,8 +72,8 @@ impl ModelServerState {
         for (host, stage) in stages {
             match self.ask(&host, stage, parts, body).await {
                 Ok(reply) if reply.status == 200 => {}
-                // If the request caused the error, the client gets it. If the called server failed,
-                // this server does that stage itself.
+                // If the request caused the error, the client gets the error. If the called server
+                // failed, this server does the stage itself.
                 Ok(reply) if reply.status < 500 => {
                     let status =
                         StatusCode::from_u16(reply.status).unwrap_or(StatusCode::BAD_GATEWAY);

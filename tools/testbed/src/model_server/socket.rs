@@ -25,7 +25,8 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Linux's default. The server must not drop connections in a burst.
+/// The length of the accept queue, which is Linux's default. The server must not drop connections
+/// in a burst.
 const BACKLOG: u32 = 4096;
 /// Delay before the next try after a failed accept, for example because no file descriptor is free.
 const ACCEPT_RETRY: Duration = Duration::from_millis(20);
@@ -51,7 +52,7 @@ impl ServedConnection {
     }
 }
 
-/// Commands to the accept loop, each with a channel that reports when it is done.
+/// Commands to the accept loop, each with a channel that reports when the command is done.
 pub(super) type SocketCommands = mpsc::UnboundedReceiver<(SocketCommand, oneshot::Sender<()>)>;
 
 #[derive(Debug)]
@@ -144,7 +145,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     bind(address)?.listen(BACKLOG)
 }
 
-/// Serves until it receives [`SocketCommand::Drain`] or is dropped; dropping closes all
+/// Serves connections until [`SocketCommand::Drain`] arrives. Dropping the future closes all
 /// connections.
 pub(super) async fn serve<H, F>(
     address: SocketAddr,
@@ -205,9 +206,10 @@ pub(super) async fn serve<H, F>(
     }
 }
 
-/// How the accept loop ends a connection.
+/// The channels by which the accept loop ends a connection.
 struct ConnectionEnd {
-    /// Announces a reset, and the connection to spare.
+    /// Receives a value when all connections must be reset: the id of the connection that stays
+    /// open, or `None`.
     resets: watch::Receiver<Option<u64>>,
     drain: watch::Receiver<()>,
 }
@@ -221,7 +223,7 @@ async fn serve_connection<H, F>(
     H: Fn(Arc<ServedConnection>, Request<Incoming>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let _ = stream.set_nodelay(true); // only latency is at stake
+    let _ = stream.set_nodelay(true); // an error costs only latency
     let socket = TokioIo::new(FaultySocket {
         stream,
         connection: connection.clone(),
@@ -271,9 +273,9 @@ impl Drop for FaultySocket {
                 .get()
                 .filter(|parting| !parting.is_empty())
             {
-                let _ = self.stream.try_write(parting); // if the socket buffer is full, there are no parting bytes
+                let _ = self.stream.try_write(parting); // if the socket buffer is full, the client gets no parting bytes
             }
-            let _ = self.stream.set_zero_linger(); // if it fails, the close is clean and the test sees that
+            let _ = self.stream.set_zero_linger(); // if this fails, the connection closes without a reset, and the test sees that
         }
     }
 }

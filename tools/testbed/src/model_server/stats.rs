@@ -105,7 +105,7 @@ pub(super) const HISTOGRAMS: [(&str, &[f64], &str); 15] = [
 #[derive(Clone, Debug)]
 pub(super) struct StatsHistogram {
     pub bounds: &'static [f64],
-    /// One count for each bucket, the last for values above all bounds. The counts are not
+    /// One count for each bucket; the last count is for values above all bounds. The counts are not
     /// cumulative.
     pub counts: Vec<u64>,
     pub sum: f64,
@@ -173,7 +173,7 @@ pub(super) struct EngineStats {
     pub generation_tokens: u64,
     pub prefix_queries: u64,
     pub prefix_hits: u64,
-    /// Requests that ended with stop, length and abort, in this order.
+    /// The numbers of requests that ended with stop, length and abort, in this order.
     pub finished: [u64; 3],
     /// A histogram of how late the steps of the engine ended.
     pub late: Lateness,
@@ -238,7 +238,7 @@ impl EngineStats {
             SequenceEvent::Stepped { tokens } => {
                 self.observe("iteration_tokens_total", f64::from(tokens));
             }
-            SequenceEvent::Admitted { .. } => {} // `admitted` counts it, with the length of the prompt
+            SequenceEvent::Admitted { .. } => {} // `admitted` counts this event, with the length of the prompt
             SequenceEvent::Token {
                 first, since_ms, ..
             } => {

@@ -6,7 +6,8 @@
 
 use super::engine::BLOCK_TOKENS;
 
-/// English text has about four bytes per token; llm-d's estimating tokenizer uses the same number.
+/// The number of bytes of a token. English text has about four bytes per token, and llm-d's
+/// estimating tokenizer uses the same number.
 pub(super) const TOKEN_BYTES: usize = 4;
 const BLOCK_BYTES: usize = TOKEN_BYTES * BLOCK_TOKENS as usize;
 

@@ -10,20 +10,20 @@ use tokio::time::sleep;
 
 use super::{MODEL, PlainAnswer, PlainBehaviour, RunningGuard, UsageReporting};
 
-/// Tokens of a reply if the request sets no limit.
+/// The number of tokens of a reply if the request sets no limit.
 const TOKENS_DEFAULT: u32 = 16;
 
 /// The maximum number of tokens of a reply, whatever limit the request sets.
 const TOKENS_MAX: u32 = 4096;
 
-/// Bytes that count as one token.
+/// The number of bytes of a prompt that count as one token.
 const TOKEN_BYTES: usize = 4;
 
-/// One token of text.
+/// The text of one output token.
 const TOKEN: &str = "word ";
 
-/// Time for which a connection stays open before it is cut, so that the peer receives what was
-/// written.
+/// The time for which a connection stays open before the engine cuts the connection, so that the
+/// client receives the bytes that were written.
 const FLUSH: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(super) struct PlainRequest {
 // === impl PlainRequest ===
 
 impl PlainRequest {
-    /// Parses a request. `None` if the engine does not serve the path.
+    /// Parses a request. Returns `None` if the engine does not serve the path.
     pub(super) fn parse(path: &str, body: &[u8]) -> Option<Self> {
         let (_, api) = *PATHS.iter().find(|(known, _)| *known == path)?;
         let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();

@@ -17,9 +17,10 @@ use crate::{Result, scorers};
 /// The process that picks endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PickerMode {
-    /// The proxy picks, by the filter: `standalone.yaml`.
+    /// The filter in the proxy picks; the configuration is `standalone.yaml`.
     Filter,
-    /// The daemon picks. The proxy calls it with the Endpoint Picker Protocol: `ext_proc.yaml`.
+    /// The daemon picks, and the proxy calls the daemon by the Endpoint Picker Protocol; the
+    /// configuration is `ext_proc.yaml`.
     ExtProc,
 }
 
@@ -120,14 +121,14 @@ impl StackBuilder {
         }
     }
 
-    /// Sets which process picks; by default the proxy.
+    /// Sets which process picks; by default the proxy picks.
     #[must_use]
     pub fn front(mut self, front: PickerMode) -> Self {
         self.front = front;
         self
     }
 
-    /// Starts `count` model servers that serve the model `demo` and answer at once.
+    /// Starts `count` model servers that serve the model `demo` and answer immediately.
     #[must_use]
     pub fn servers(self, count: usize) -> Self {
         let options = ModelServerOptions {
@@ -183,7 +184,7 @@ impl StackBuilder {
         self
     }
 
-    /// Runs Envoy by the shipped `start.sh`, with this drain time.
+    /// Runs Envoy by the shipped `start.sh`, with this drain time in seconds.
     #[must_use]
     pub fn start_script(mut self, drain_s: u32) -> Self {
         self.envoy.start_script = Some(drain_s);
@@ -191,7 +192,7 @@ impl StackBuilder {
     }
 
     /// Sets keys of the picker's configuration; `keys` is a JSON object. If the daemon picks, the
-    /// keys are `explain`, `objective_header`, `slo_headers` and `destination_format`.
+    /// allowed keys are `explain`, `objective_header`, `slo_headers` and `destination_format`.
     #[must_use]
     pub fn picker(mut self, keys: Value) -> Self {
         if let Value::Object(keys) = keys {
@@ -207,8 +208,8 @@ impl StackBuilder {
         self
     }
 
-    /// Changes the shipped config in any way. If users cannot make the change in the file itself,
-    /// say why at the call.
+    /// Changes the shipped config in any way. If users cannot make the same change in the file,
+    /// give the reason at the call.
     #[must_use]
     pub fn envoy_config(mut self, edit: impl Fn(&mut Value) + Send + 'static) -> Self {
         self.edits.push(ConfigEdit::Anything(Box::new(edit)));
@@ -285,8 +286,9 @@ impl StackBuilder {
     }
 
     /// Shares an Envoy with other stacks, which saves the three seconds in which an Envoy compiles
-    /// the filter. Use this for tests that read only replies, the access log and the daemon's
-    /// pages. If the daemon picks, the stack still has its own Envoy, which compiles no filter.
+    /// the filter. Use a shared Envoy for tests that read only replies, the access log and the
+    /// daemon's pages. If the daemon picks, the stack still has its own Envoy, which compiles no
+    /// filter.
     #[must_use]
     pub fn shared_envoy(mut self) -> Self {
         self.envoy.sharing = EnvoySharing::Together;
@@ -294,14 +296,16 @@ impl StackBuilder {
     }
 
     /// Like [`Self::shared_envoy`], but no other stack uses the Envoy at the same time, and
-    /// counters begin at 0. Use this for tests that also read statistics and admin pages of Envoy.
+    /// counters begin at 0. Use this method for tests that also read statistics and admin pages of
+    /// Envoy.
     #[must_use]
     pub fn envoy_in_turn(mut self) -> Self {
         self.envoy.sharing = EnvoySharing::InTurn;
         self
     }
 
-    /// Starts the stack. Must be called in a tokio runtime, which then also runs the model servers.
+    /// Starts the stack. The caller must be in a tokio runtime, which then also runs the model
+    /// servers.
     ///
     /// # Errors
     /// Fails if a part does not start. The error has the last lines of the logs.

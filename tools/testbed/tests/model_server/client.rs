@@ -11,11 +11,11 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use testbed::model_server::{ModelServer, ModelServerOptions};
 
-/// The limit is far above any wait of these tests, so that a hang fails instead of blocking the
-/// run.
+/// The time limit of each wait. The limit is far longer than a successful wait in these tests, and
+/// a test that hangs fails instead of blocking the run.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A server that answers at once.
+/// Starts a server that answers immediately.
 pub fn instant() -> ModelServer {
     with(ModelServerOptions {
         speed: 0.0,
@@ -46,7 +46,7 @@ impl ModelServerReply {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    /// The server-sent events as (name, data).
+    /// Returns the server-sent events of the answer as (name, data).
     pub fn events(&self) -> Vec<(String, Value)> {
         assert_eq!(
             self.headers["content-type"],
@@ -129,7 +129,7 @@ pub async fn post(address: SocketAddr, path: &str, body: &Value) -> ModelServerR
     .await
 }
 
-/// A chat request for exactly `tokens` tokens, with the fields of `with`.
+/// Returns a chat request for exactly `tokens` tokens, with the fields of `with`.
 pub fn chat(text: &str, tokens: u32, with: &Value) -> Value {
     let mut body = json!({
         "model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": true,

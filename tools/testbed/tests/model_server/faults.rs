@@ -13,7 +13,8 @@ use tokio::net::TcpStream;
 
 use crate::client::{PATIENCE, chat, finish, get, instant, open, post, request, until, with};
 
-/// Sends a chat request over a raw socket. Returns everything read, and how the connection ended.
+/// Sends a chat request over a raw socket. Returns all bytes that were read, and how the connection
+/// ended.
 async fn raw(address: SocketAddr, stream: bool) -> (String, Result<(), ErrorKind>) {
     let body = chat("hello", 20, &json!({"stream": stream})).to_string();
     let head = format!(

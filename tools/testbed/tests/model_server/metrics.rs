@@ -7,7 +7,7 @@ use testbed::model_server::{EngineNames, ModelServer, ModelServerOptions};
 
 use crate::client::{chat, finish, get, instant, open, post, request, until, with};
 
-/// Samples of a page by name and labels; panics on a line that is not a sample.
+/// Returns the samples of a page by name and labels. Panics on a line that is not a sample.
 fn samples(page: &str) -> BTreeMap<String, String> {
     let sample = |line: &str| {
         let (series, value) = line.rsplit_once(' ').unwrap();
@@ -317,7 +317,8 @@ async fn lies_stand_on_the_page_and_in_the_reply_until_taken_back() {
 
 #[tokio::test]
 async fn steps_take_as_long_as_ordered() {
-    // A token takes some ms. A busy machine adds far more than a hundredth of that.
+    // At the normal speed a token takes a few ms. At a hundredth of this time, a busy machine adds
+    // far more than the token takes.
     let server = with(ModelServerOptions {
         slowdown: 0.01,
         ..ModelServerOptions::default()

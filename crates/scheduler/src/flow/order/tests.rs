@@ -1,6 +1,6 @@
 //! A model of a process whose VMs read and write the common order, and read each other's load, in
-//! single steps. Two VMs take their steps in every sequence, and four VMs in a random sequence with
-//! faults.
+//! single steps. One test lets two VMs take their steps in every possible sequence, and another
+//! test lets four VMs take their steps in a random sequence with faults.
 
 use std::collections::BTreeSet;
 
@@ -14,9 +14,10 @@ const MS: u64 = 1_000_000;
 enum Place {
     /// The VM is outside of its callback.
     Idle,
-    /// The VM has read the order, which was written this many times.
+    /// The VM has read the order, after it was written this many times.
     Read(SharedOrder, u64),
-    /// The VM has picked for the next request, and has published its load.
+    /// The VM has picked an endpoint for its next request, and has published its load. The number
+    /// is that of the writes before the VM read the order.
     Picked(SharedOrder, u64),
     /// The VM is about to wake another VM.
     Wakes(u64),
@@ -25,7 +26,7 @@ enum Place {
 #[derive(Clone, Debug)]
 struct ModelVm {
     id: u64,
-    /// The keys of the requests queued.
+    /// The keys of the queued requests.
     queued: Vec<u64>,
     tried: Vec<u64>,
     round: u64,
@@ -118,7 +119,7 @@ impl Model {
         }
     }
 
-    /// Makes a VM end a request.
+    /// Makes the VM at index `at` end a request.
     fn end(&mut self, at: usize) {
         let vm = &mut self.vms[at];
         vm.running -= 1;
@@ -136,7 +137,7 @@ impl Model {
         true
     }
 
-    /// The next step of a VM. Returns false if there is none.
+    /// Does the next step of the VM at index `at`. Returns false if the VM has no step to do.
     fn step(&mut self, at: usize, lose_wakes: bool) -> bool {
         let now = self.now;
         let mut vm = self.vms[at].clone();
@@ -216,7 +217,7 @@ impl Model {
             Place::Wakes(other) => {
                 let other = self.vms.iter_mut().find(|vm| vm.id == other).unwrap();
                 other.due |= !lose_wakes;
-                // The rest of the VM's callback.
+                // If the VM has begun no round for its event yet, its callback is due again.
                 vm.due = vm.due || vm.event;
             }
         }
@@ -238,7 +239,7 @@ impl Model {
         true
     }
 
-    /// When no step is left, no request waits while there is room.
+    /// Checks, when no step is left, that no request waits while a seat is free.
     fn assert_quiet(&self) {
         let running: u64 = self.vms.iter().map(|vm| vm.running).sum();
         let queued = self.vms.iter().any(|vm| !vm.queued.is_empty());
@@ -248,7 +249,7 @@ impl Model {
         );
     }
 
-    /// Plays every order of steps, and ends a request at every possible point.
+    /// Does the steps in every possible order, and ends a request at every possible point.
     fn explore(&self, seen: &mut BTreeSet<String>, ends: u64) {
         let shape = |vm: &ModelVm| {
             let tags = |order: &SharedOrder| {
@@ -321,7 +322,8 @@ impl Model {
     }
 }
 
-/// Every interleaving of two VMs that hold two requests each, with one seat and two ended requests.
+/// Plays every interleaving of two VMs: once with two requests in each VM, one seat and two
+/// requests that end, and once with three requests, two seats and one request that ends.
 #[test]
 fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
     let run = || {
@@ -330,7 +332,7 @@ fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
         Model::new(2, &[&[1, 2], &[3]]).explore(&mut seen, 1);
         assert!(seen.len() > 1_000, "{} states", seen.len());
     };
-    // Each step is a call.
+    // The thread needs a large stack, because each step is a recursive call.
     std::thread::Builder::new()
         .stack_size(256 << 20)
         .spawn(run)
@@ -339,9 +341,9 @@ fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
         .unwrap();
 }
 
-/// Four VMs take steps in random order; wake-ups get lost, and one VM dies. All requests of the
-/// living VMs are sent, because each VM also ticks every 10 ms and begins a round if the last one
-/// is older.
+/// Lets four VMs take steps in random order, while wake-ups get lost and one VM dies. Checks that
+/// all requests of the living VMs are sent. All are sent because each VM also ticks every 10 ms,
+/// and begins a round if the last round is older.
 #[test]
 fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
     for seed in 0..300 {
@@ -383,13 +385,14 @@ fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
     }
 }
 
-/// While no request ends, requests are sent in the order of their tags.
+/// Checks that requests are sent in the order of their tags while no request ends.
 #[test]
 fn the_smallest_of_all_vms_goes_first() {
     for seed in 0..200 {
         let mut rng = Rng::seeded(seed);
         let mut model = Model::new(9, &[&[1, 6, 7], &[2, 5, 9], &[3, 4, 8]]);
-        // All VMs have written their rows before there is a seat.
+        // At first there is no seat, so that all VMs write their rows before the first request is
+        // sent.
         model.seats = 0;
         for _ in 0..300 {
             model.step(usize::try_from(rng.next_u64() % 3).unwrap(), false);

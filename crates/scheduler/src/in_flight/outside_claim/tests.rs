@@ -1,4 +1,5 @@
-//! Proxies that pick from four engines, each by its own ledger, and peers that may claim any load.
+//! Tests with proxies that pick from four engines, each proxy by its ledger, and with peers that
+//! may claim a false load.
 
 use proptest::prelude::*;
 
@@ -22,7 +23,8 @@ fn engine(slot: usize) -> EndpointRef {
 
 type Loads = [EndpointLoad; ENGINES];
 
-/// Returns what a liar claims at a time in ms, given the honest loads of the others.
+/// A function that returns the load that a proxy falsely claims. The arguments are the time in ms,
+/// and the true loads of the other proxies.
 type Lie = fn(u64, &Loads) -> Loads;
 
 #[derive(Default)]
@@ -46,7 +48,8 @@ struct ClaimFleet {
     service_ms: u64,
     shown: [(usize, usize); ENGINES],
     scraped_next_ms: [u64; ENGINES],
-    /// The time when each engine last had work; it is scraped often for 2 s.
+    /// The time when each engine last had work; an engine is scraped often until 2 s after this
+    /// time.
     busy_ms: [u64; ENGINES],
     rng: Rng,
     served: [u64; ENGINES],
@@ -82,8 +85,8 @@ impl ClaimFleet {
         self.now_ms * 1_000
     }
 
-    /// Lets `ms` pass. Reports arrive every 5 ms, engines are scraped every 100 ms (every second
-    /// while they are idle for long), and metrics arrive every 250 ms.
+    /// Lets `ms` pass. Reports arrive every 5 ms, engines are scraped every 100 ms (every second if
+    /// they have been idle for 2 s), and metrics arrive every 250 ms.
     fn run(&mut self, ms: u64, lie: Option<Lie>) {
         for _ in 0..ms / 5 {
             self.now_ms += 5;
@@ -176,7 +179,7 @@ impl ClaimFleet {
         }
     }
 
-    /// Each client without a request sends one to the engine that seems least busy.
+    /// Lets each client without a request send a request to the engine that seems least busy.
     fn pick(&mut self) {
         for proxy in &mut self.proxies {
             while proxy.running.len() < proxy.clients {
@@ -199,7 +202,8 @@ impl ClaimFleet {
         }
     }
 
-    /// The largest number of requests of an engine since the last call, as a multiple of the mean.
+    /// Returns the largest number of requests that an engine has got since the last call, as a
+    /// multiple of the mean.
     fn largest_share(&mut self) -> f64 {
         let served = std::mem::take(&mut self.served);
         let most = *served.iter().max().unwrap();
@@ -364,8 +368,8 @@ fn what_no_scrape_shows_is_not_judged() {
 }
 
 proptest! {
-    /// For all claims and scrapes, no more load is counted than is claimed. In the end a claim
-    /// counts at most as a few times the load that the endpoint shows.
+    /// Checks for random claims and scrapes that no more load is counted than is claimed, and that
+    /// in the end a claim counts at most as a few times the load that the endpoint shows.
     #[test]
     fn a_claim_counts_within_what_is_shown(
         claims in prop::collection::vec((0..70_000_u32, any::<u32>(), 0..60_u64), 1..40),

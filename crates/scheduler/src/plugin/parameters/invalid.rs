@@ -1,38 +1,39 @@
-//! The reasons why a parameter was refused. Each text also says what to change.
+//! The reasons why a parameter was refused. The text of each reason also says what to change.
 
 use std::fmt;
 
 use super::super::closest::closest;
 use super::{Parameter, VALUE_DEPTH_MAX, VALUES_MAX};
 
-/// The reason why a parameter was refused. It is refused until the configuration changes.
+/// The reason why a parameter was refused. The parameter is refused until the configuration
+/// changes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidParameter {
-    /// The plugin has no such parameter.
+    /// The plugin has no parameter with this name.
     Unknown {
         name: String,
         /// The parameters that the plugin has.
         known: &'static [Parameter],
     },
-    /// The file has the parameter more than once.
+    /// The configuration has the parameter more than once.
     Duplicate(String),
-    /// The parameter has no default and is not given.
+    /// The parameter has no default, and the configuration does not have it.
     Missing(String),
     /// The value is nested deeper than [`VALUE_DEPTH_MAX`], or has more than [`VALUES_MAX`] values.
     TooLarge(String),
     /// The error is in a value inside a structured parameter.
     Within {
-        /// The path to that value, such as `conditions[1]`.
+        /// The path to the wrong value, such as `conditions[1]`.
         path: String,
         error: Box<InvalidParameter>,
     },
-    /// The value has another type.
+    /// The value does not have the type of the parameter.
     WrongType {
         name: String,
         /// The type that the parameter must have.
         expected: &'static str,
     },
-    /// The value is not finite, or outside its range.
+    /// The value is not finite, or outside the range of the parameter.
     OutOfRange { name: String, allowed: &'static str },
 }
 

@@ -138,7 +138,8 @@ impl LruEngine {
             .take_while(|block| self.used.contains(block))
             .count();
         self.used.retain(|block| !blocks.contains(block));
-        // Like engines, it evicts the end of a chain before its beginning.
+        // The blocks are used in reverse order, so that this engine evicts the end of a chain
+        // before its beginning, as real engines do.
         self.used.extend(blocks.iter().rev());
         let over = self.used.len().saturating_sub(self.capacity);
         self.used.drain(..over);
@@ -146,8 +147,8 @@ impl LruEngine {
     }
 }
 
-/// Sends requests from chains drawn with uneven frequency. Returns the mean error of the estimate
-/// in the last half of them, in blocks per request, and the final capacity.
+/// Sends requests for chains that are drawn with uneven frequency. Returns the mean error of the
+/// estimate over the last half of the requests, in blocks per request, and the final capacity.
 fn follow(nominal: u32, engine: usize, learning: bool) -> (f64, u32) {
     let mut index = PrefixIndex::with_capacity(100_000);
     let a = endpoint(0);
@@ -689,7 +690,8 @@ fn the_reuse_interval_follows_how_often_a_prefix_is_requested() {
         reuse_interval(index, &asked)
     };
     requested(&mut index, 0);
-    // 39 prompts to four endpoints: each gets ten from one request to the next.
+    // Between two requests for the prompt, 39 other prompts are sent to the four endpoints. So each
+    // endpoint gets ten prompts from one request for the prompt to the next.
     for _ in 0..4 {
         let interval = requested(&mut index, 39);
         assert!((7.0..14.0).contains(&interval), "{interval}");
@@ -787,7 +789,7 @@ fn a_capacity_learnt_late_does_not_empty_the_endpoint() {
 
 #[test]
 fn an_old_entry_never_looks_young() {
-    // The table is so small that every touch is an epoch, so stamps wrap after 65,536 touches.
+    // The table is so small that an epoch is one touch. So stamps wrap after 65,536 touches.
     let mut index = PrefixIndex::with_capacity(512);
     let idle = chain(1, 20);
     let busy = chain(2, 50);
@@ -819,7 +821,7 @@ fn few_are_lost_at_the_load_it_is_made_for() {
 }
 
 /// All endpoints hold the same blocks, so eight entries of a block lie together, and pairs of
-/// buckets overflow sooner. The lost entries are holes.
+/// buckets overflow sooner. Entries that the table loses are holes.
 #[test]
 fn little_is_lost_where_all_endpoints_hold_the_same() {
     let mut index = PrefixIndex::with_capacity(ENTRIES_DEFAULT);
@@ -847,7 +849,7 @@ const SLOTS: u16 = 20;
 const CHAINS: usize = 6;
 const CHAIN: usize = 60;
 
-/// Returns a tree of prompts: each begins with about half of an earlier one.
+/// Returns a tree of prompts: each prompt begins with about half of an earlier prompt.
 fn trees() -> Vec<Vec<u64>> {
     let mut trees = vec![chain(1000, CHAIN)];
     for n in 1..CHAINS {
@@ -873,7 +875,8 @@ fn op() -> impl Strategy<Value = IndexOp> {
     ]
 }
 
-/// A naive implementation for comparison: an unbounded set of blocks for each endpoint.
+/// A naive implementation of the index for comparison, with an unbounded set of blocks for each
+/// endpoint.
 struct NaiveIndex {
     trees: Vec<Vec<u64>>,
     cached: BTreeMap<EndpointRef, BTreeSet<u64>>,
@@ -925,7 +928,7 @@ impl NaiveIndex {
         }
     }
 
-    /// Returns one more than the position of the last block held.
+    /// Returns one more than the position of the last block that `endpoint` holds.
     fn reach(&self, blocks: &[u64], endpoint: EndpointRef) -> u32 {
         let Some(held) = self.cached.get(&endpoint) else {
             return 0;
@@ -938,7 +941,7 @@ impl NaiveIndex {
 }
 
 /// Returns one more than the position of the last block whose entry satisfies the condition, by a
-/// walk over all.
+/// walk over all blocks.
 fn deepest(
     index: &PrefixIndex,
     blocks: &[u64],
@@ -963,7 +966,7 @@ fn deepest(
 }
 
 proptest! {
-    /// Without holes, the look-up without a walk finds what a walk finds.
+    /// Checks that, without holes, the look-up without a walk finds the same length as a walk.
     #[test]
     fn bisection_finds_what_a_walk_finds(ops in prop::collection::vec(op(), 0..120)) {
         let mut index = PrefixIndex::with_capacity(60_000);
@@ -982,7 +985,8 @@ proptest! {
         }
     }
 
-    /// With room for all entries and no holes, the index equals the naive implementation.
+    /// Checks that the index equals the naive implementation if it has room for all entries and no
+    /// holes.
     #[test]
     fn with_room_it_is_exact(ops in prop::collection::vec(op(), 0..60)) {
         let mut index = PrefixIndex::with_capacity(60_000);
@@ -998,8 +1002,8 @@ proptest! {
         prop_assert_eq!(index.stats().evictions, 0);
     }
 
-    /// With any size and any order of operations, the index never reports more than is cached, and
-    /// its counts and its memory are consistent.
+    /// Checks for random sizes and random operations that the index never reports more than is
+    /// cached, and that its counts and its memory are consistent.
     #[test]
     fn it_never_claims_too_much(entries in 0..3000_usize, ops in prop::collection::vec(op(), 0..120)) {
         let mut index = PrefixIndex::with_capacity(entries);

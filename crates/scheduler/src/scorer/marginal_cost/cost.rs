@@ -36,24 +36,25 @@
 //! | E | `evicted_share` | share of the computed prompt tokens that had been cached and were evicted |
 //! | f | `excess_failure_rate` | failure rate of the endpoint minus twice the rate at the other endpoints |
 //!
-//! The formula has halves for two reasons. When a request arrives, the prompt in work is on average
-//! half done. The requests at the endpoint end evenly over one lifetime. So during the lifetime of
-//! this request half of them are there on average, and the mean number of requests replaces the
-//! others.
+//! The formula has halves for two reasons. When a request arrives, the prompt that the engine
+//! computes is on average half done. The requests at the endpoint end evenly over one lifetime. So
+//! during the lifetime of this request, half of the present requests still run on average, and half
+//! of the mean number of requests have replaced the others.
 
 use crate::in_flight::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
 use crate::latency::step::StepModel;
 
-/// The number P of prompts in a queue approaches at most this number in the formula, because
-/// prompts in one queue share engine steps.
+/// The limit that the number P of prompts in a queue approaches in the formula, because prompts in
+/// one queue share engine steps.
 const PROMPTS_PER_STEP: f32 = 4.0;
 
-/// The share of KV memory that is available to prompts. The engine needs the rest for output
-/// tokens.
+/// The share of KV memory that is available to prompts. The engine needs the other memory for
+/// output tokens.
 const PROMPT_MEMORY_SHARE: f32 = 0.9;
 
-/// The maximum share of evicted tokens in the formula. An evicted token is computed again with this
-/// probability, which evicts another token, and so on. The maximum limits the chain to 20 tokens.
+/// The maximum share of evicted tokens in the formula. An evicted token is computed again with a
+/// probability equal to this share, and the computation evicts another token, and so on. The
+/// maximum limits this chain to 20 tokens.
 const EVICTED_SHARE_MAX: f32 = 0.95;
 
 /// The weights of the terms: parameters of the plugin. All weights are at least 0.
@@ -68,17 +69,18 @@ pub(super) struct CostWeights {
 pub(super) struct RequestInputs<'a> {
     pub(super) step: &'a StepModel,
     pub(super) prompt_tokens: f32,
-    /// m, the tokens that no endpoint has cached.
+    /// m: the number of prompt tokens that no endpoint has cached.
     pub(super) new_tokens: f32,
-    /// Expected output tokens; 0 at a stage before decode.
+    /// The expected number of output tokens; 0 if the request is at a stage before decode.
     pub(super) output_tokens: f32,
-    /// r: prompts that each endpoint gets between two requests for the longest cached prefix.
+    /// r: the number of prompts that each endpoint gets between two requests for the longest cached
+    /// prefix.
     pub(super) reuse_interval: f32,
-    /// E, the share of computed tokens that had been evicted.
+    /// E: the share of the computed prompt tokens that had been cached and were evicted.
     pub(super) evicted_share: f32,
-    /// Mean number of requests in flight over the candidates.
+    /// The mean number of requests in flight over the candidates.
     pub(super) mean_batch: f32,
-    /// Mean tokens of context of those requests at a candidate.
+    /// The mean number of tokens of context of the requests in flight at a candidate.
     pub(super) mean_context: f32,
 }
 
@@ -90,26 +92,27 @@ pub(super) struct EndpointInputs {
     pub(super) speed: (f32, f32),
     pub(super) uncached_tokens: f32,
     pub(super) adapter_ms: f32,
-    /// `None` if no engine of the pool reports its KV memory.
+    /// The KV memory of the endpoint's engine, or the mean of the others. `None` if no engine of
+    /// the pool reports its KV memory.
     pub(super) memory: Option<KvMemory>,
-    /// Failure rate of this endpoint minus the rate of the other endpoints, 0 to 1.
+    /// The failure rate of this endpoint minus the rate of the other endpoints, 0 to 1.
     pub(super) excess_failure_rate: f32,
 }
 
-/// The numbers of an endpoint's load on which the cost depends. To copy the whole load would take
-/// as long as to read all other data of the endpoint.
+/// The numbers of an endpoint's load on which the cost depends. Only these numbers are copied,
+/// because to copy the whole load would take as long as to read all other data of the endpoint.
 pub(super) struct LoadInputs {
-    /// B, the requests in flight.
+    /// B: the number of requests in flight.
     pub(super) requests: u32,
-    /// K, the tokens of context.
+    /// K: the number of tokens of context of the requests in flight.
     pub(super) context_tokens: f32,
-    /// Pu, the uncached tokens in the queue.
+    /// Pu: the number of uncached tokens of the prompts in the queue.
     pub(super) queued_tokens: f32,
-    /// W / v, not counting memory.
+    /// W / v without the time for memory, in ms.
     pub(super) queued_ms: f32,
 }
 
-/// KV memory of an engine as the engine reports it, in tokens.
+/// The KV memory of an engine as the engine reports it, in tokens.
 #[derive(Clone, Copy)]
 pub(super) struct KvMemory {
     pub(super) capacity: f32,
@@ -129,23 +132,23 @@ pub(super) struct Cost {
 
 /// The times and the load that several terms need.
 struct CostTimes {
-    /// B, the batch.
+    /// B: the number of requests in flight at the endpoint.
     batch: f32,
-    /// b, the expected batch.
+    /// b: the mean number of requests that will run beside this request.
     expected_batch: f32,
-    /// W, the waiting time.
+    /// W: the waiting time, in ms.
     waiting_ms: f32,
-    /// S, the service time.
+    /// S: the time of the request's prefill, and of loading its adapter, at the endpoint in ms.
     service_ms: f32,
-    /// T, the lifetime.
+    /// T: the lifetime of the request at the endpoint, in ms.
     lifetime_ms: f32,
 }
 
 // === impl Cost ===
 
 impl Cost {
-    /// The cost of `request` at `endpoint`.
-    #[inline(always)] // so that the terms stay in registers
+    /// Returns the cost of `request` at `endpoint`.
+    #[inline(always)] // inlined, so that the terms stay in registers
     pub(super) fn estimate(
         weights: &CostWeights,
         request: &RequestInputs<'_>,
@@ -166,7 +169,7 @@ impl Cost {
         self.wait + self.prefill + self.delay + self.decode + self.memory + self.failure
     }
 
-    /// Every term with its name, as `explain` prints them.
+    /// Returns every term with the name that `explain` prints.
     pub(super) fn terms(&self) -> [(&'static str, f32); 6] {
         [
             ("wait_ms", self.wait),
@@ -179,14 +182,15 @@ impl Cost {
     }
 }
 
-/// Returns the cost of waiting: the prompts ahead must finish first, and a long queue becomes a
-/// large batch.
+/// Returns the cost of waiting: the prompts that wait at the endpoint must finish first, and a long
+/// queue becomes a large batch.
 fn wait(weights: &CostWeights, times: &CostTimes) -> f32 {
     times.waiting_ms * (weights.ttft_weight + weights.queue_externality * times.expected_batch)
 }
 
-/// Returns the time of the request's own prefill, and the delay of the first tokens of the requests
-/// that arrive at the endpoint until it is done. B requests arrive in each lifetime T.
+/// Returns the time of the request's own prefill, and the delay of later requests: those that
+/// arrive at the endpoint before this prefill is done get their first tokens later. B requests
+/// arrive in each lifetime T.
 fn prefill(weights: &CostWeights, times: &CostTimes) -> f32 {
     let arrivals = times.batch * (times.waiting_ms + times.service_ms / 2.0) / times.lifetime_ms;
     weights.ttft_weight * times.service_ms * (1.0 + arrivals)
@@ -198,8 +202,8 @@ fn delay(times: &CostTimes) -> f32 {
     times.expected_batch * times.service_ms
 }
 
-/// Returns the time of the request's own decode steps, and the time that it adds to the steps of
-/// the requests beside it.
+/// Returns the time of the request's own decode steps, and the time that the request adds to the
+/// decode steps of the other requests at the endpoint.
 fn decode(request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTimes) -> f32 {
     let ([_, e1, e2], (_, w)) = (request.step.decode(), endpoint.speed);
     let context = (endpoint.load.context_tokens + request.mean_context) / 2.0;
@@ -211,7 +215,7 @@ fn decode(request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTi
 }
 
 /// Returns the cost of evicting other prefixes for a new copy of a prefix. An evicted token is
-/// computed again with the probability that a recently computed token had been evicted before. The
+/// computed again with probability E, the share of the computed tokens that had been evicted. The
 /// computation delays the mean batch.
 fn memory(request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
     let [_, c1, _] = request.step.prefill();
@@ -240,8 +244,8 @@ impl LoadInputs {
 
 impl RequestInputs<'_> {
     /// Returns x, the tokens that the request is charged for if `uncached_tokens` are not cached.
-    /// This request and 1/r more will use the new copy, and each pays an equal part. So this
-    /// request pays 1 / (1 + 1/r) of the copy.
+    /// This request and 1/r more requests will use the new copy, and each is charged an equal part.
+    /// So this request is charged 1 / (1 + 1/r) of the copy.
     fn charged_tokens(&self, uncached_tokens: f32) -> f32 {
         let again_tokens = (uncached_tokens - self.new_tokens).max(0.0);
         self.new_tokens + again_tokens * (self.reuse_interval / (1.0 + self.reuse_interval))
@@ -264,7 +268,8 @@ impl CostTimes {
             endpoint.load.context_tokens + request.prompt_tokens,
         );
         let decode_ms = request.output_tokens * w * step_ms;
-        // In about one lifetime, all present requests end and free their memory.
+        // The request waits for a part of one lifetime, because in about one lifetime all present
+        // requests end and free their memory.
         let memory_ms = endpoint.memory.map_or(0.0, |memory| {
             decode_ms * memory.missing_share(request, endpoint)
         });
@@ -280,8 +285,8 @@ impl CostTimes {
 }
 
 /// Returns the time in which an average endpoint computes the prompts in its queue, in ms. The
-/// constant c0 was learned from single prompts, but prompts in a queue share steps. One prompt is
-/// assumed to be half done.
+/// constant c0 was learned from single prompts, but prompts in a queue share steps. The engine is
+/// assumed to have done half of one prompt.
 fn queued_prefills_ms(step: &StepModel, prefills: &PendingPrefills) -> f32 {
     if prefills.prompts == 0 {
         return 0.0;
@@ -297,7 +302,8 @@ fn queued_prefills_ms(step: &StepModel, prefills: &PendingPrefills) -> f32 {
 // === impl KvMemory ===
 
 impl KvMemory {
-    /// Returns the mean over the engines that report their memory; `None` if no engine does.
+    /// Returns the mean over the engines that report their KV memory; `None` if no engine reports
+    /// it.
     pub(super) fn mean(endpoints: &[EndpointInputs]) -> Option<Self> {
         let reported = || endpoints.iter().filter_map(|endpoint| endpoint.memory);
         let count = float(reported().count() as u64);
@@ -313,20 +319,20 @@ impl KvMemory {
         self.missing_tokens(request, endpoint) / self.capacity
     }
 
-    /// Returns the tokens of KV memory that the request needs but that are not free, at most those
-    /// that the prompt itself needs. A larger shortage delays every request, and moving this
-    /// request to an endpoint that has not cached its prefix would take even more memory. Prompts
-    /// in the queue already have about half of their memory.
+    /// Returns the tokens of KV memory that the request needs but that are not free. The result is
+    /// at most the tokens that the prompt itself needs. A larger shortage delays every request, and
+    /// moving this request to an endpoint that has not cached its prefix would take even more
+    /// memory. Prompts in the queue are assumed to have about half of their memory already.
     fn missing_tokens(&self, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
         let taken = self.used + endpoint.load.queued_tokens / 2.0;
         let missing = taken + endpoint.uncached_tokens + request.output_tokens
             - PROMPT_MEMORY_SHARE * self.capacity;
-        // `clamp` would panic if a limit were NaN.
+        // This does not use `clamp`, which would panic if a limit were NaN.
         missing.max(0.0).min(endpoint.uncached_tokens)
     }
 }
 
-// Costs need far fewer than the seven digits of an f32.
+// Converts a count to an f32. The seven digits of an f32 are far more than a cost needs.
 pub(super) fn float(count: u64) -> f32 {
     count as f32
 }

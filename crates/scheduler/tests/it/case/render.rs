@@ -9,7 +9,7 @@ use super::{CaseDecision, Digits};
 // === impl CaseDecision ===
 
 impl CaseDecision {
-    /// The ranked list, best first; empty if the decision is not a route.
+    /// Returns the ranked list, best first. The list is empty if the decision is not a route.
     pub fn ranked(&self) -> Vec<usize> {
         match &self.decision {
             Decision::Route(route) => route.ranked.iter().map(EndpointIndex::get).collect(),
@@ -19,7 +19,7 @@ impl CaseDecision {
         }
     }
 
-    /// All endpoints dropped by a profile or before it.
+    /// Returns all endpoints dropped by a profile or before it.
     pub fn dropped<'o>(
         &'o self,
         profile: &'o ProfileExplanation,
@@ -27,8 +27,8 @@ impl CaseDecision {
         self.explanation.dropped.iter().chain(&profile.dropped)
     }
 
-    /// The decision, and a table for each profile that ran: dropped endpoints with the plugin that
-    /// dropped them, scores and totals.
+    /// Returns the decision, and a table for each profile that ran: dropped endpoints with the
+    /// plugin that dropped them, scores and totals.
     pub fn render(&self, digits: Digits) -> String {
         let none = [ProfileExplanation::default()];
         let profiles = if self.explanation.profiles.is_empty() {
@@ -55,7 +55,7 @@ impl CaseDecision {
         text
     }
 
-    /// The predictions at each endpoint, ms, and their headroom.
+    /// Returns the predictions at each endpoint, in ms, and their headroom.
     fn prospects(&self, digits: Digits) -> String {
         let ms = |value: f32| match digits {
             Digits::Few => format!("{value:.1}"),

@@ -4,7 +4,7 @@ use super::*;
 use prost::Message as _;
 use proto::state::{daemon_message, proxy_message};
 
-/// Returns the load reports sent to the daemon since the last check.
+/// Returns the load reports that the leader has sent to the daemon since the last check.
 fn reports(world: &SharingWorld) -> Vec<state::LoadReport> {
     let sent = std::mem::take(&mut *world.host.grpc.sent.borrow_mut());
     let share = |(_, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice())
@@ -161,7 +161,7 @@ fn the_one_that_leaders_ticks_faster_while_there_is_something_to_tell() {
 fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_back() {
     let one = SharingWorld::new(3, "");
     let two = SharingWorld::new(3, "");
-    // The clock of the second process differs.
+    // The clock of the second process differs from the clock of the first process.
     (0..10).for_each(|_| two.tick());
     say(&one, others(2));
     say(&two, others(2));

@@ -13,8 +13,8 @@ const BUSY_MAX: f64 = 0.9;
 /// The maximum delay of a request behind its arrival time at which the measured times are valid.
 const LATE_MAX: Duration = Duration::from_millis(100);
 
-/// Measures how busy the machine is, and how much CPU the demo's own processes use. Needs Linux; on
-/// other systems it reports nothing.
+/// Measures how busy the machine is, and how much CPU the demo's own processes use. The meter needs
+/// Linux, and reports nothing on other systems.
 pub(crate) struct CpuMeter {
     start: Instant,
     processes: Vec<u32>,
@@ -84,7 +84,7 @@ fn machine() -> Option<(u64, u64)> {
         .take(8)
         .filter_map(|field| field.parse().ok())
         .collect();
-    let idle: u64 = fields.iter().skip(3).take(2).sum(); // idle, and waiting for I/O
+    let idle: u64 = fields.iter().skip(3).take(2).sum(); // the ticks of idle cores, and of cores that wait for I/O
     let total: u64 = fields.iter().sum();
     Some((total - idle, total))
 }

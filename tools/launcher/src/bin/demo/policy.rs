@@ -10,7 +10,7 @@ use testbed::trace::Arrival;
 
 use crate::MODEL;
 
-/// A policy with servers of its own, so that the policies do not warm each other's caches.
+/// A policy with separate servers, so that one policy does not warm the caches of the other.
 pub(crate) struct DemoPolicy {
     name: &'static str,
     target: SocketAddr,
@@ -21,11 +21,11 @@ pub(crate) struct DemoPolicy {
 /// The figures of a policy so far. Times and tokens are those of answered requests only.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PolicyFigures {
-    /// Requests sent.
+    /// The number of requests that the clients have sent.
     pub(crate) sent: usize,
-    /// Requests that have ended.
+    /// The number of requests that have ended.
     pub(crate) done: usize,
-    /// Requests that ended without a complete answer.
+    /// The number of requests that ended without a complete answer.
     pub(crate) failed: usize,
     /// Share of prompt tokens that the engines had cached, 0 to 1.
     pub(crate) hit_rate: f64,
@@ -61,7 +61,7 @@ impl DemoPolicy {
         self.target
     }
 
-    /// Sends all requests, with times counted from `start`. Returns when all have ended.
+    /// Sends all requests, with times counted from `start`. Returns when all requests have ended.
     pub(crate) async fn replay(
         &self,
         arrivals: &[Arrival],

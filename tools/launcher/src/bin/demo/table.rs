@@ -1,4 +1,4 @@
-//! The figures of both policies: while they run, and at the end.
+//! Prints the figures of both policies: while requests run, and at the end.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const BAR: usize = 30;
 pub(crate) struct LiveView {
     terminal: bool,
     length: Duration,
-    /// Lines drawn last, which the next drawing replaces.
+    /// The number of lines of the last drawing, which the next drawing replaces.
     lines: usize,
 }
 
@@ -134,8 +134,8 @@ impl LiveView {
     }
 }
 
-/// Returns the figures of both policies at the end, what the second gains over the first, and the
-/// requests that failed.
+/// Returns the figures of both policies at the end, what the second policy gains over the first,
+/// and the requests that failed.
 pub(crate) fn comparison(policies: &[DemoPolicy; 2]) -> String {
     let seen = policies.each_ref().map(DemoPolicy::figures);
     let failed: Vec<String> = policies

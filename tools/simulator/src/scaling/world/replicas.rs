@@ -21,13 +21,14 @@ pub(super) struct Replica<'w> {
     pub(super) engine: SimulatedEngine<'w>,
     pub(super) state: ReplicaState,
     generation: u32,
-    /// When the replica was ordered, ms.
+    /// The time when the autoscaler ordered the replica, in ms.
     pub(super) ordered_at: f64,
     pub(super) steps: u64,
     pub(super) in_flight: usize,
 }
 
-/// Returns all replicas at the start, the first few ready.
+/// Returns all replicas as they are at the start of a run: the first few are ready, the others are
+/// off.
 pub(super) fn at_start<'w>() -> Vec<Replica<'w>> {
     let replica = |at| Replica {
         engine: SimulatedEngine::new(QWEN_32B_H200),
@@ -71,7 +72,7 @@ fn endpoint(at: usize, replica: &Replica<'_>) -> Endpoint {
 }
 
 impl ScalingWorld<'_> {
-    /// Ends a replica and adds its hours, those up to the last arrival.
+    /// Ends a replica, and adds the replica's hours up to the last arrival to the total.
     pub(super) fn end(&mut self, at: usize, now: f64) {
         let Some(replica) = self
             .replicas

@@ -14,7 +14,8 @@ use crate::model_server::reply::ModelReply;
 use crate::model_server::response::{EVENT_STREAM, typed};
 use crate::model_server::socket::ServedConnection;
 
-/// Time for written bytes to reach the socket before a reset discards them.
+/// The pause before a reset, in which written bytes reach the socket. A reset discards all other
+/// bytes.
 const FLUSH: Duration = Duration::from_millis(10);
 
 /// Time between the pieces of a split stream, long enough for a reader to see each piece alone.
@@ -76,7 +77,7 @@ struct ReplyEvents {
     generation: GenerationHandle,
     connection: Arc<ServedConnection>,
     cut_after: Option<u32>,
-    /// Chunks in the next write.
+    /// The number of chunks in the next write.
     chunks_wanted: u32,
     chunks_per_write: u32,
     chunk_delay: Duration,
@@ -102,7 +103,7 @@ impl ReplyEvents {
                     self.closed = true;
                     break;
                 }
-                None => return reset_after_flush(&self.connection).await, // the engine restarted
+                None => return reset_after_flush(&self.connection).await, // the engine was restarted
             }
         }
         if !self.chunk_delay.is_zero() {

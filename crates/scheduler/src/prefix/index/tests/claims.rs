@@ -1,4 +1,5 @@
-//! The rules for claims: they count like confirmed blocks, and change nothing for confirmed blocks.
+//! Tests the rules for claims (blocks that no reply has confirmed, see `placing`): a claim counts
+//! like a confirmed block, and changes nothing for confirmed blocks.
 
 use super::*;
 use crate::prefix::BlockClaim;
@@ -13,13 +14,13 @@ const ENDPOINTS: u16 = 4;
 enum Deed {
     /// The endpoint answered a prompt of this many blocks of the chain.
     Confirm(u16, u64, usize),
-    /// A prompt waits for its reply.
+    /// A prompt of this many blocks of the chain was sent to the endpoint, and waits for its reply.
     Wait(u16, u64, usize),
     /// The endpoint refused a prompt of this many blocks, which no other prompt has.
     Refuse(u16, usize),
     /// A peer that exceeds its share reports a pick with this many blocks, which no prompt has.
     Lie(u16, usize),
-    /// A peer says that the endpoint refused this prompt.
+    /// A peer reports that the endpoint refused a prompt of this many blocks of the chain.
     Deny(u16, u64, usize),
 }
 
@@ -68,7 +69,8 @@ fn apply(index: &mut PrefixIndex, deed: &Deed, number: u64) {
     }
 }
 
-/// Returns the part of each chain that the index knows for each endpoint.
+/// Returns the number of blocks of each chain that the index estimates to be cached at each
+/// endpoint.
 fn knows(index: &PrefixIndex, chains: std::ops::Range<u64>) -> Vec<MatchLength> {
     let all: Vec<EndpointRef> = (0..ENDPOINTS).map(endpoint).collect();
     let mut known = Vec::new();
@@ -81,8 +83,8 @@ fn knows(index: &PrefixIndex, chains: std::ops::Range<u64>) -> Vec<MatchLength> 
 }
 
 proptest! {
-    /// With and without refused prompts, lies and denials, the index knows the same about the
-    /// prompts that were answered.
+    /// Checks that the index has the same estimate for answered prompts with and without refused
+    /// prompts, false reports and false withdrawals.
     #[test]
     fn what_nobody_confirmed_moves_nothing(
         deeds in prop::collection::vec(prop_oneof![honest(), hostile()], 0..150),
@@ -104,8 +106,8 @@ proptest! {
         }
     }
 
-    /// In a table that is too small, no claim replaces a confirmed block that is, or may be,
-    /// cached.
+    /// Checks that no claim replaces a confirmed block that is, or may be, cached, even if the
+    /// table is too small.
     #[test]
     fn in_a_full_table_a_claim_replaces_no_confirmed_block(
         deeds in prop::collection::vec(honest(), 0..60),
@@ -118,8 +120,8 @@ proptest! {
         prop_assert!(knows(&index, 0..30) == before);
     }
 
-    /// A claim counts at once, and its withdrawal restores the state before, also for prompts that
-    /// wait.
+    /// Checks that a claim counts immediately, and that the withdrawal of the claim restores the
+    /// state before it, also for prompts that wait for a reply.
     #[test]
     fn a_withdrawal_restores_what_was(
         deeds in prop::collection::vec(honest(), 0..60),

@@ -6,7 +6,7 @@ const WEIGHTS: CostWeights = CostWeights {
     failure_ms: 0.0,
 };
 
-/// A request with a prompt of 1,000 uncached tokens, without a decode stage.
+/// Returns a request with a prompt of 1,000 uncached tokens, without a decode stage.
 fn request(step: &StepModel) -> RequestInputs<'_> {
     RequestInputs {
         step,
@@ -20,7 +20,7 @@ fn request(step: &StepModel) -> RequestInputs<'_> {
     }
 }
 
-/// An endpoint with the default step model, with no part of the prompt cached.
+/// Returns an endpoint with the default step model, which has cached no part of the prompt.
 fn endpoint(load: EndpointLoad, speed: (f32, f32), adapter_ms: f32) -> EndpointInputs {
     let load = LoadInputs::from_load(&load, &StepModel::default());
     EndpointInputs {
@@ -191,7 +191,7 @@ fn a_prompt_waits_for_missing_memory_but_never_for_more_than_it_needs() {
             - queued_prefills_ms(&step, &prefills);
         missing_ms / (200.0 * step.decode_ms(1.0, 1_000.0))
     };
-    // 9,000 tokens are available to prompts; the request needs 1,200 with its output.
+    // 9,000 tokens are available to prompts; the request needs 1,200 tokens with its output.
     assert!(lifetimes_waited(7_700.0, 0, 0).abs() < 1e-5);
     near(lifetimes_waited(8_000.0, 0, 0), 0.02);
     near(lifetimes_waited(7_600.0, 1_000, 1), 0.03);
