@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hyper::Request;
 use serde_json::json;
 use testbed::client::{self, ClientReply};
 use testbed::model_server::ModelServerOptions;
@@ -28,6 +29,11 @@ const REFUSED: [(usize, usize); 2] = [(4_200_000, 8), (400_000, 16)];
 /// have twice as many.
 const ENTRIES_MAX: f64 = 3_500.0;
 
+/// How many of the 12 answered prompts may move. A worker that has served few requests gives each
+/// refusal much weight, as a failure of the endpoint. If the refused prompts displaced the answered
+/// ones, 8 would move.
+const MOVED_MAX: usize = 4;
+
 /// Names the client. The failures of one client may count against an endpoint while no other
 /// client exists.
 const CLIENT_HEADER: &str = "x-client";
@@ -35,21 +41,24 @@ const CLIENT_HEADER: &str = "x-client";
 /// All workers have read a withdrawal after this time, on a busy machine too.
 const WITHDRAWAL: Duration = Duration::from_millis(500);
 
-/// Sends a chat as this client, and returns the reply.
-async fn chat(stack: &Stack, client: &str, prompt: &str) -> Result<ClientReply> {
-    let headers = [
-        ("content-type", "application/json"),
-        (CLIENT_HEADER, client),
-    ];
-    let body = echo::chat(prompt).to_string();
-    let request = echo::post("/v1/chat/completions", &headers, body)?;
+/// Sends a chat as the client of this name, and returns the reply.
+async fn chat(stack: &Stack, name: &str, prompt: &str) -> Result<ClientReply> {
+    let request = Request::post("/v1/chat/completions")
+        .header("content-type", "application/json")
+        .header(CLIENT_HEADER, name)
+        .body(client::full(echo::chat(prompt).to_string()))?;
     client::send(stack.address(), request).await
 }
 
-async fn server_of(stack: &Stack, prompt: &str) -> Result<usize> {
-    let reply = chat(stack, "others", prompt).await?;
-    assert_eq!(reply.status, 200, "{}", reply.text());
-    stack.server_of(&reply)
+/// Sends the prompts as another client. Returns the server of each.
+async fn servers_of(stack: &Stack, prompts: &[String]) -> Result<Vec<usize>> {
+    let mut servers = Vec::new();
+    for prompt in prompts {
+        let reply = chat(stack, "others", prompt).await?;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        servers.push(stack.server_of(&reply)?);
+    }
+    Ok(servers)
 }
 
 /// Returns the sum of the rows of a metric of the daemon that contain `label`.
@@ -82,10 +91,22 @@ async fn prompts_that_engines_refuse_take_no_engine_from_others() -> Result<()> 
     let prompts: Vec<String> = (0..12)
         .map(|client| format!("{client} clients. {}", "They go on and on. ".repeat(1_000)))
         .collect();
-    let mut servers = Vec::new();
-    for prompt in &prompts {
-        servers.push(server_of(&stack, prompt).await?);
-    }
+    let mut servers = servers_of(&stack, &prompts).await?;
+    // A worker that has just started may miss the first placements. Each worker knows all prompts
+    // when none moves any more.
+    let settled = async {
+        loop {
+            let before = servers.clone();
+            for _ in 0..WORKERS {
+                servers = servers_of(&stack, &prompts).await?;
+            }
+            if servers == before {
+                return Ok(servers);
+            }
+        }
+    };
+    let settled: Result<_> = tokio::time::timeout(LIMIT, settled).await?;
+    let servers = settled?;
     let mut refusals = 0;
     for (bytes, prompts_refused) in REFUSED {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -96,9 +117,15 @@ async fn prompts_that_engines_refuse_take_no_engine_from_others() -> Result<()> 
         }
         refusals += prompts_refused;
         tokio::time::sleep(WITHDRAWAL).await;
-        for (prompt, server) in prompts.iter().zip(&servers) {
-            assert_eq!(server_of(&stack, prompt).await?, *server, "{bytes} bytes");
-        }
+        let now = servers_of(&stack, &prompts).await?;
+        let moved = now
+            .iter()
+            .zip(&servers)
+            .filter(|(now, before)| now != before);
+        assert!(
+            moved.count() <= MOVED_MAX,
+            "{bytes} bytes: {servers:?}, {now:?}"
+        );
     }
     // Reports in which all refusals are counted show what the workers still know.
     let withdrawn = || async {
