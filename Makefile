@@ -133,7 +133,7 @@ quick:
 # Builds the module as cdylib only: together with the rlib that tests link, cargo silently leaves out link-time optimisation.
 # Then wasm-opt makes it an eighth smaller and no slower. (`--low-memory-unused` is safe: only the end of the stack is below
 # 1 KB.) With `--flatten --rereloop` it restructures the control flow, which saves 3 KB. With `--converge` it repeats the passes until
-# the module gets no smaller, which saves 1 KB and takes 30 s. `--reorder-functions` gives the functions that are called most the
+# the module gets no smaller, which saves 1 KB. `--reorder-functions` gives the functions that are called most the
 # shortest numbers. wasm-opt reads cargo's own copy, and is skipped if that has not changed.
 RAW_WASM := target/wasm32-wasip1/release/deps/switchpoint.wasm
 OPT      := target/wasm-opt

@@ -359,15 +359,17 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "wasm": lambda: [Step("wasm: build with clippy, and size", f"{WITH_CLIPPY} make --no-print-directory wasm", one)],
     # All tests of all crates in one run, so that the dependencies are compiled once, with one set of features.
     "tests": lambda: [
-        # This step needs Node with npm. Without them, or without the registry, it is skipped.
-        Step("tests: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
-        Step("tests: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
-        Step("tests: the chart's page", "python3 -m unittest discover deploy/charts/tests -k Page", unit_tests),
+        # Linking the module and wasm-opt use one core, so this build begins with the step that makes the module.
         Step(
             "tests: build, with clippy",
             f"{WITH_CLIPPY} cargo build --locked --workspace --bins --tests --examples --benches {LONG}",
             one,
+            begins=Begins.WITH_PREVIOUS,
         ),
+        # This step needs Node with npm. Without them, or without the registry, it is skipped.
+        Step("tests: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
+        Step("tests: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
+        Step("tests: the chart's page", "python3 -m unittest discover deploy/charts/tests -k Page", unit_tests),
         # The first run takes minutes; later runs take no time. Tests that need more of Kubernetes, Helm or crane are in the group `charts`.
         Step(
             "tests: a real etcd, Kubernetes' API server, published schemas",
