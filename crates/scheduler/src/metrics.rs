@@ -9,8 +9,10 @@ pub const ATTRIBUTES_MAX: usize = 32;
 /// time, if known. Further requests queue in the engine.
 pub const SEQUENCES_MAX_ATTRIBUTE: &str = "max_num_seqs";
 
-/// The estimated tokens of a prompt are at most this many times the true number.
-const TIMES_TRUE: u64 = 2;
+/// A prompt whose estimated tokens are more than this many times the KV cache certainly does not
+/// fit, because the estimate is rarely more than this many times the true number: one token of text
+/// has 4 bytes, and one of indented code up to 16.
+const TIMES_TRUE: u64 = 4;
 
 /// The last report of a model server. `None` means unknown, which is neither idle nor full.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -161,11 +163,12 @@ impl EndpointMetrics {
         known.filter(|tokens| *tokens > 0).unwrap_or(u64::MAX)
     }
 
-    /// Returns how many tokens of a prompt are work for the engine. A prompt that is certainly
-    /// longer than the KV cache is no work, because the engine refuses it.
+    /// Returns how many tokens of a prompt are work for the engine, at most as many as the KV cache
+    /// holds. A prompt that is certainly longer is no work, because the engine refuses it.
     pub fn work_tokens(&self, prompt_tokens: u32) -> u32 {
-        if u64::from(prompt_tokens).div_ceil(TIMES_TRUE) <= self.kv_tokens() {
-            prompt_tokens
+        let cache_tokens = u32::try_from(self.kv_tokens()).unwrap_or(u32::MAX);
+        if u64::from(prompt_tokens).div_ceil(TIMES_TRUE) <= cache_tokens.into() {
+            prompt_tokens.min(cache_tokens)
         } else {
             0
         }
@@ -254,9 +257,10 @@ mod tests {
             metrics.work_tokens(tokens)
         };
         assert_eq!(
-            [(100, 3_200), (100, 3_201), (0, 3_201)].map(|(blocks, tokens)| work(blocks, tokens)),
-            [3_200, 0, 3_201]
+            [1_600, 1_601, 6_400, 6_401].map(|tokens| work(100, tokens)),
+            [1_600, 1_600, 1_600, 0]
         );
+        assert_eq!(work(0, 6_401), 6_401, "the size of the cache is unknown");
         let unknown = EndpointMetrics::default();
         assert_eq!(unknown.work_tokens(u32::MAX), u32::MAX);
     }

@@ -21,10 +21,11 @@ impl<H: RequestHost> RequestDriver<H> {
             if is_late {
                 exchange.take_place_again(pool);
             }
+            let step = exchange.response_headers(pool, head, now);
             if !H::IS_FILTER {
-                exchange.body_answered(pool);
+                exchange.body_answered(pool, head);
             }
-            (exchange.response_headers(pool, head, now), pool.has_due())
+            (step, pool.has_due())
         });
         if due {
             host.release_queued(pool);

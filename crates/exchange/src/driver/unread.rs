@@ -23,6 +23,10 @@ const FASTEST_MIN: u64 = 8_192;
 /// ms.
 const RESUME_MS: u64 = RELEASE_MS / 2;
 
+/// The maximum delay of a reply, in ms, so that a reply that has its pace again soon has its place
+/// again: at the greatest pace that was seen, after less than 4 s.
+const DELAY_MAX_MS: u64 = 30_000;
+
 /// The time between two checks, in ms. No pace is measured over less time.
 const CHECK_MS: u64 = 1_000;
 
@@ -160,8 +164,9 @@ impl ReplyFlow {
             }
             ReplyKind::Upgraded => None,
         };
-        let late_ms = now.ms_since(self.late_since).min(RELEASE_MS);
-        let late_ms = late_ms.saturating_sub(worth_ms.unwrap_or(RELEASE_MS));
+        let late_ms = now.ms_since(self.late_since);
+        let late_ms = late_ms.saturating_sub(worth_ms.unwrap_or(late_ms));
+        let late_ms = late_ms.min(DELAY_MAX_MS);
         self.late_since = Timestamp(now.0.saturating_sub(Timestamp(0).plus_ms(late_ms).0));
     }
 

@@ -2,7 +2,7 @@
 
 use pool_state::{EngineCount, ManagedPool, Timestamp};
 
-use super::response_head::SWITCHING_PROTOCOLS;
+use super::response_head::{ResponseHead, ResponseOrigin, SWITCHING_PROTOCOLS};
 use super::routed_request::RoutedRequest;
 use super::{Exchange, ExchangeOutcome, ExchangePhase};
 use crate::reply::{LocalReply, Refusal};
@@ -111,10 +111,15 @@ impl Exchange {
         }
     }
 
-    /// Records that the endpoint answers. So it has the body, also if the host did not see its end.
+    /// Records that the response headers have arrived. If they begin a generated reply, the
+    /// endpoint has the body, also if the host did not see its end. A computed reply is no work any
+    /// more.
     #[cold]
-    pub(crate) fn body_answered(&mut self, pool: &mut ManagedPool) {
-        if self.arrival == BodyArrival::Unseen {
+    pub(crate) fn body_answered(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>) {
+        let is_begun = head.origin == ResponseOrigin::Upstream
+            && (200..300).contains(&head.status)
+            && self.reply_kind() == ReplyKind::Generated;
+        if self.arrival == BodyArrival::Unseen && is_begun {
             self.arrival = BodyArrival::Whole;
             self.body_passed(pool);
         }

@@ -327,8 +327,9 @@ impl EndpointHealthTable {
             .is_some_and(|at| now.ms_since(at) < WINDOW_MS)
     }
 
-    /// Marks the endpoints that requests of this client avoid. `out` is parallel to `endpoints`, or
-    /// empty if no endpoint is marked.
+    /// Marks the endpoints that requests of this client avoid, unless more than half of all
+    /// endpoints would be marked: a few endpoints should not get all requests of a client. `out` is
+    /// parallel to `endpoints`, or empty if no endpoint is marked.
     pub(super) fn mark_avoided(
         &self,
         endpoints: &[EndpointRef],
@@ -341,6 +342,10 @@ impl EndpointHealthTable {
         }
         let client = WitnessMark::of_client(client);
         let avoided = |row: &&EndpointHealth| row.losses.is_avoided_by(client, now);
+        let marked = out.iter().filter(|marked| **marked).count();
+        if (marked + self.rows.iter().filter(avoided).count()) * 2 > endpoints.len() {
+            return;
+        }
         for row in self.rows.iter().filter(avoided) {
             let at = endpoints.iter().position(|id| row.endpoint == Some(*id));
             out.resize(endpoints.len(), false);
@@ -898,6 +903,10 @@ mod tests {
         assert_eq!(avoided(&health, 1, 25_000), [false, false, true, false]);
         assert!(avoided(&health, 2, 25_000).is_empty(), "another client");
         assert!(avoided(&health, 1, 25_001).is_empty(), "five seconds later");
+        health.record_failure(id(1), RequestFailure::Lost(4, Some(1)), at(20_001));
+        assert_eq!(avoided(&health, 1, 20_010), [false, true, true, false]);
+        health.record_failure(id(0), RequestFailure::Lost(5, Some(1)), at(20_001));
+        assert!(avoided(&health, 1, 20_010).is_empty(), "more than half");
         let mut alone = fine_for(1);
         alone.record_failure(id(2), RequestFailure::Lost(3, Some(1)), at(20_001));
         assert!(avoided(&alone, 1, 20_002).is_empty(), "it has no share");

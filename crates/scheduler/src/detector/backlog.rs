@@ -317,7 +317,7 @@ mod tests {
             has_room(&snapshot, &request, local, &route, RoomLimits::ALL)
         };
         assert_eq!(
-            [1_000, 3_200, 3_201].map(fits),
+            [1_000, 6_400, 6_401].map(fits),
             [true, false, true],
             "the last is refused by the engine, and needs no memory"
         );
