@@ -36,7 +36,7 @@ LONG = "--features e2e/long"
 # Clippy's driver is rustc with more lints. In place of rustc, it lints while it compiles. This saves the pass of
 # `cargo clippy` over all crates and dependencies (4 of 15 minutes on two cores). A warning is an error.
 WITH_CLIPPY = "RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
-# Runs the test programs that PROGRAMS names to `test_threads.sh`: `e2e` or `others`.
+# Runs the test programs that PROGRAMS names to `test_threads.sh`: `e2e`, `daemon` or `others`.
 TESTS = f"{WITH_CLIPPY} cargo test --locked --workspace --lib --bins --tests {LONG} --no-fail-fast {THREADS} {NOT_SLOW}"
 # What the group `charts` needs; `make e2e-cluster` builds the same and more.
 CHART_TOOLS = "etcd kube-apiserver kube-controller-manager schemas helm crane"
@@ -379,9 +379,11 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         ),
         # Without these flags, cargo also builds the examples, and reads the documents of every crate for code. With fewer targets, it
         # gives procedural macros other debug information, and compiles all that needs them once more.
-        # Tests on Envoy wait for half of their time, so the others run at the same time.
+        # Tests on Envoy wait for half of their time, so others run at the same time. Tests of the daemon measure how soon it
+        # answers, so they run alone.
         Step("tests: on Envoy", f"PROGRAMS=e2e {TESTS}", cargo_test),
         Step("tests: all others", f"PROGRAMS=others {TESTS}", cargo_test, begins=Begins.WITH_PREVIOUS),
+        Step("tests: the daemon", f"PROGRAMS=daemon {TESTS}", cargo_test),
     ],
     # The steps that need Helm, crane or Kubernetes' controllers.
     "charts": lambda: [

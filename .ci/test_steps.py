@@ -194,13 +194,21 @@ class CodeInDocuments(unittest.TestCase):
 class Programs(unittest.TestCase):
     def test_all_test_programs_are_run_but_the_slow_drills(self):
         with tempfile.TemporaryDirectory() as folder:
-            for name, runs in {"e2e-1": ["", "e2e"], "it-2": ["", "others"], "long-4": []}.items():
+            for name, runs in {
+                "e2e/e2e-1": ["", "e2e"],
+                "crate/it-2": ["", "others"],
+                "control-plane/it-3": ["", "daemon"],
+                "control-plane/daemon-3": ["", "others"],
+                "e2e/long-4": [],
+            }.items():
                 program = pathlib.Path(folder) / name
+                program.parent.mkdir(exist_ok=True)
                 program.write_text("#!/bin/sh\necho it ran\n")
                 program.chmod(0o755)
                 run = [steps.ROOT / ".ci" / "test_threads.sh", program]
-                for programs in ("", "e2e", "others"):
-                    output = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | {"PROGRAMS": programs}).stdout
+                for programs in ("", "e2e", "daemon", "others"):
+                    environment = os.environ | {"PROGRAMS": programs}
+                    output = subprocess.run(run, capture_output=True, text=True, check=True, env=environment, cwd=program.parent).stdout
                     self.assertEqual("it ran" in output, programs in runs, name)
 
 

@@ -1,15 +1,19 @@
 #!/bin/sh
-# Runs a test program, if it is one of PROGRAMS: `e2e` (the tests on Envoy), `others`, or empty for all.
-# Three threads run the tests on Envoy on two cores, because these tests wait for a process or for time to pass.
+# Runs a test program, if it is one of PROGRAMS: `e2e` (the tests on Envoy), `daemon` (tests of the daemon, which measure how soon
+# it answers), `others`, or empty for all. Three threads run the first two on two cores, because these tests wait for a process
+# or for time to pass.
 skip() {
   echo "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s"
   exit 0
 }
 cores="$(getconf _NPROCESSORS_ONLN)"
-case "$1" in
+threads=$(((cores * 3 + 1) / 2))
+# Cargo runs a test program in the folder of its package.
+case "$PWD:$1" in
   # `make test` compiles and lints the slow drills; only `make e2e-long` runs them.
   */long-*) skip ;;
-  */e2e-*) [ "${PROGRAMS:-e2e}" = e2e ] || skip; threads=$(((cores * 3 + 1) / 2)) ;;
+  */e2e-*) [ "${PROGRAMS:-e2e}" = e2e ] || skip ;;
+  */control-plane:*/it-*) [ "${PROGRAMS:-daemon}" = daemon ] || skip ;;
   *) [ "${PROGRAMS:-others}" = others ] || skip; threads="$cores" ;;
 esac
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$threads}"

@@ -116,7 +116,7 @@ fn prompts_that_are_longer_than_any_cache_move_no_other_prompt_and_are_no_load()
     let letters = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let homes = letters.map(|letter| ask(&mut pool, &prompt(letter), None, &usage(2_560, 0)));
     let entries = pool.prefixes().stats().entries;
-    let long = "z".repeat(400_000);
+    let long = "z".repeat(800_000);
     let mut refused = Vec::new();
     for number in 0..3 {
         refused.push(send(&mut pool, &format!("{number} {long}"), None).0);
