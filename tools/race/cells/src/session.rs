@@ -44,7 +44,7 @@ pub enum SessionClass {
 pub enum Role {
     /// The operator, who wrote the system prompt.
     System,
-    /// The client, who asks.
+    /// The client sends this turn.
     User,
     /// The model, which answers.
     Assistant,
