@@ -44,7 +44,7 @@ pub enum SessionClass {
 pub enum Role {
     /// The operator, who wrote the system prompt.
     System,
-    /// The client sends this turn.
+    /// The client, which sends the prompt.
     User,
     /// The model, which answers.
     Assistant,
