@@ -177,7 +177,7 @@ fmt: $(RUST_READY) ## format all Rust code
 	@cargo fmt --all
 
 test: setup $(DENY_READY) ## run what CI runs: lint, and all tests but the slow ones
-	@python3 .ci/steps.py lint wasm tests
+	@python3 .ci/steps.py lint scripts wasm tests
 
 lint: setup $(DENY_READY) $(BOOK_READY) ## check format, clippy, dependency rules, licences, advisories, documents
 	@python3 .ci/steps.py lint clippy site

@@ -438,13 +438,23 @@ def functions(tree: Tree, of_tests: bool) -> list[tuple[int, str]]:
 
 # Words that say too little in a name, and what to write instead.
 VAGUE_WORDS = {"told": "received, reported", "untold": "unannounced", "unheard": "unknown", "goes": "send, continue", "happens": "handle", "gone": "removed"}
+# Functions of the sources must not have one of these words alone as their name. Tests may.
+VAGUE_FUNCTIONS = {
+    "asked": "send, count_request",
+    "heard": "received",
+    "narrow": "to_f32, run_filter",
+    "said": "describe, state_and_reason",
+    "stands_for": "proxies_per_pick",
+    "whole": "full_page, to_json",
+}
 # Only names of at most this many words are checked, because longer names are sentences that name tests.
 VAGUE_NAME_WORDS_MAX = 3
+VAGUE_FUNCTION = re.compile(rf"\bfn ({'|'.join(VAGUE_FUNCTIONS)}|of(?=(?:<[^(]*>)?\((?!\s*(?:&(?:'\w+ )?)?(?:mut )?self\b)))\b")
 DECLARED = re.compile(r"\b(?:fn|let(?: mut)?|const|static|struct|enum|mod|type) (\w+)|\b(\w+): ")
 
 
 def vague_names(tree: Tree) -> list[str]:
-    """Finds names with a vague word, and conversions named `of`, which do not say what is converted."""
+    """Finds names with a vague word, functions with a vague name, and conversions named `of`, which do not say what is converted."""
     out = []
     for name in tree.rust():
         code = split(tree.text(name))[0]
@@ -452,9 +462,8 @@ def vague_names(tree: Tree) -> list[str]:
             words_of_name = (match[1] or match[2]).lower().split("_")
             if len(words_of_name) <= VAGUE_NAME_WORDS_MAX and not VAGUE_WORDS.keys().isdisjoint(words_of_name):
                 out.append(f"{name}:{code.count(chr(10), 0, match.start()) + 1} {match[1] or match[2]}")
-        for match in re.finditer(r"\bfn of(?:<[^(]*>)?\((?!\s*(?:&(?:'\w+ )?)?(?:mut )?self\b)", before_tests(code)):
-            if not is_test(name):
-                out.append(f"{name}:{code.count(chr(10), 0, match.start()) + 1} of")
+        for match in VAGUE_FUNCTION.finditer("" if is_test(name) else before_tests(code)):
+            out.append(f"{name}:{code.count(chr(10), 0, match.start()) + 1} {match[1]}")
     return out
 
 

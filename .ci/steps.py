@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the named groups of steps, times each, shows what failed, and ends with `N passed, N failed`.
 
-    .ci/steps.py lint wasm tests
+    .ci/steps.py lint scripts wasm tests
 
 The counts are those of the `test result:` lines for test binaries, those of unittest for the chart, and one per step for
 everything else. A step whose tool is unavailable (for example the advisory database) counts as skipped, with a message, and never
@@ -306,9 +306,9 @@ def check_steps() -> list[Step]:
     files = changed_files()
     packages = " ".join(f"-p {crate}" for crate in changed_crates(files))
     steps = [
+        Step("check: links of documents", "python3 .ci/links.py", one),
         Step("check: rustfmt", "cargo fmt --all --check", one),
         Step("check: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),
-        Step("check: links of documents", "python3 .ci/links.py", one),
     ]
     if {"Cargo.toml", "Cargo.lock"} & set(files):
         steps.append(Step("check: dependency arrows, licences, sources", f"{DENY} check -A unused-wrapper bans licenses sources", one))
@@ -340,12 +340,19 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: tests of the race on vLLM", "python3 tools/race/vllm/test_units.py", one),
         Step("lint: dashboards are those of their generator", "python3 -m unittest discover deploy/dashboards", one),
         Step("lint: unsteady tests are listed for at most 14 days", "python3 .ci/unsteady.py", one),
-        Step("lint: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),
         Step("lint: links of documents", "python3 .ci/links.py", one),
         Step("lint: commands and quotations in documents", "python3 .ci/test_doc_commands.py && python3 .ci/doc_commands.py", one),
-        Step("lint: rustfmt", "cargo fmt --all --check", one),
         Step("lint: dependency arrows, licences, sources", f"{DENY} check -A unused-wrapper bans licenses sources", one),
+        Step("lint: rustfmt", "cargo fmt --all --check", one),
+        Step("lint: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),
         Step("lint: advisories", f"timeout 120 {DENY} check advisories", advisories),
+    ],
+    # Tests that compile no Rust, so `make test` runs them before it builds anything.
+    "scripts": lambda: [
+        Step("scripts: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
+        Step("scripts: the chart's page", "python3 -m unittest discover deploy/charts/tests -k Page", unit_tests),
+        # This step needs Node with npm. Without them, or without the registry, it is skipped.
+        Step("scripts: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
     ],
     # Links are checked by `lint`, so this finds an error in `SUMMARY.md` only.
     "site": lambda: [Step("lint: documents as a site", ".tools/bin/mdbook build docs", one)],
@@ -366,10 +373,6 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             one,
             begins=Begins.WITH_PREVIOUS,
         ),
-        # This step needs Node with npm. Without them, or without the registry, it is skipped.
-        Step("tests: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
-        Step("tests: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
-        Step("tests: the chart's page", "python3 -m unittest discover deploy/charts/tests -k Page", unit_tests),
         # The first run takes minutes; later runs take no time. Tests that need more of Kubernetes, Helm or crane are in the group `charts`.
         Step(
             "tests: a real etcd, Kubernetes' API server, published schemas",

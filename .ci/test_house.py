@@ -57,6 +57,8 @@ class Counts(unittest.TestCase):
     def test_vague_names_are_found(self):
         text = "fn of(x: u8) -> Self {}\nfn of(&self, x: u8) {}\nlet told = 1;\nlet mut is_gone = 1;\nfn the_one_that_is_gone() {}\n"
         self.assertEqual([place.split()[1] for place in house.vague_names(FakeTree(a=text))], ["told", "is_gone", "of"])
+        text = "fn whole(&self) {}\nfn whole_page() {}\n#[cfg(test)]\nmod tests {\n fn said() {}\n}\n"
+        self.assertEqual(house.vague_names(FakeTree(a=text, a__tests__it="fn asked() {}\n")), ["a.rs:1 whole"])
 
     def test_wide_structs_need_a_reason(self):
         fields = "\n".join(f"    f{at}: u8," for at in range(13))

@@ -179,6 +179,20 @@ class Slow(unittest.TestCase):
             self.assertTrue(any(f"-p {crate} " in command and command.endswith(" slow::") for command in commands), crate)
 
 
+class Order(unittest.TestCase):
+    def test_the_fastest_failures_come_first(self):
+        made = re.search(r"(?m)^test:.*\n\t@python3 \.ci/steps\.py (.*)$", (steps.ROOT / "Makefile").read_text())
+        all_steps = [step for group in made[1].split() for step in steps.GROUPS[group]() if step.begins is not steps.Begins.FIRST]
+        compiles = [bool(re.search(r"cargo (?:build|test|clippy)|make .*wasm", step.command)) for step in all_steps]
+        self.assertTrue(any(compiles))
+        self.assertEqual(compiles, sorted(compiles), "steps that compile nothing come before those that compile")
+        with mock.patch.object(steps, "changed_files", return_value=[]):
+            for group in ("lint", "check"):
+                commands = " ".join(step.command for step in steps.GROUPS[group]())
+                places = [commands.index(part) for part in ("links.py", "cargo fmt", "house.py check")]
+                self.assertEqual(places, sorted(places), group)
+
+
 class CodeInDocuments(unittest.TestCase):
     def test_no_crate_has_code_in_documents_that_is_a_test(self):
         found = set()

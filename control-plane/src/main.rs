@@ -28,15 +28,17 @@ async fn main() -> ExitCode {
         }
         CliCommand::Register(args) => {
             logging::init(&args.log);
-            ended(match SignalWatch::listen() {
+            exit_code(match SignalWatch::listen() {
                 Ok(mut signals) => tokio::select! {
-                    ended = register::register(*args) => ended,
+                    registered = register::register(*args) => registered,
                     _ = signals.received() => Ok(()),
                 },
                 Err(error) => Err(format!("cannot listen for signals: {error}")),
             })
         }
-        CliCommand::Instances(args) => ended(register::instances(args, std::io::stdout()).await),
+        CliCommand::Instances(args) => {
+            exit_code(register::instances(args, std::io::stdout()).await)
+        }
         CliCommand::Check(args) => {
             let (printed, verdict) = check::check(args).await;
             print(&printed);
@@ -47,9 +49,9 @@ async fn main() -> ExitCode {
                 std::io::stderr(),
                 "switchpointd: `migrate` is a program of its own now, switchpoint-migrate; the next version has no such command"
             );
-            ended(Err(migrate_alias::run(arguments)))
+            exit_code(Err(migrate_alias::run(arguments)))
         }
-        CliCommand::Explain(args) => ended(explain::ask(*args).await.map(|text| print(&text))),
+        CliCommand::Explain(args) => exit_code(explain::ask(*args).await.map(|text| print(&text))),
     }
 }
 
@@ -58,11 +60,12 @@ fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
-fn ended(result: Result<(), String>) -> ExitCode {
+/// Prints the error, if there is one, and returns the exit code.
+fn exit_code(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(complaint) => {
-            let _ = writeln!(std::io::stderr(), "switchpointd: {complaint}");
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "switchpointd: {error}");
             ExitCode::from(EXIT_FAILED)
         }
     }

@@ -16,7 +16,6 @@ const MESSAGE_TIMEOUT_MS: f64 = 200.0;
 /// ms.
 const WAIT_MS: f64 = 65_000.0;
 
-/// Returns whether the text is the file of a gateway.
 #[must_use]
 pub fn is_gateway_file(text: &str) -> bool {
     text.contains(FILTER) || text.contains(POLICY)

@@ -72,13 +72,13 @@ mod tests {
 
     const GOOD: &str = "apiVersion: a\nkind: b\nplugins:\n- type: c\n  parameters:\n    d: 1\n";
 
-    fn said(text: &str) -> String {
+    fn parse_error(text: &str) -> String {
         parse(text).unwrap_err().1
     }
 
     #[test]
     fn copied_text_that_lost_the_indent_of_its_first_line_is_recognised() {
-        let hint = |text: &str| said(text).contains("indent them alike");
+        let hint = |text: &str| parse_error(text).contains("indent them alike");
         assert!(hint(
             "# A comment.\napiVersion: a\n  kind: b\n  plugins:\n  - type: c\n"
         ));
@@ -139,9 +139,9 @@ mod tests {
             (format!("{GOOD}That is all.\n"), "line 7 is no `key: value`"),
         ] {
             assert!(
-                said(&text).contains(&format!("; {hint}")),
+                parse_error(&text).contains(&format!("; {hint}")),
                 "{text}: {}",
-                said(&text)
+                parse_error(&text)
             );
         }
     }

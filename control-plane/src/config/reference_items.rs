@@ -346,7 +346,6 @@ impl LlmdParameter {
     }
 }
 
-/// Returns the name of a kind of plugins.
 pub fn kind_name(kind: PluginKind) -> &'static str {
     match kind {
         PluginKind::Filter => "filter",

@@ -60,7 +60,6 @@ pub enum SchemaShape {
     Duration,
     /// The name of a declared plugin of that role.
     Reference(PluginRole),
-    /// A list of values of this shape.
     List(&'static SchemaShape),
     /// A map with these fields.
     Map(&'static [SchemaField]),

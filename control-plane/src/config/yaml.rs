@@ -115,7 +115,6 @@ impl YamlNode {
         }
     }
 
-    /// Returns the text, if the value is a text.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         match &self.value {

@@ -375,7 +375,7 @@ pub fn failure_mode(mode: PickerFailureMode) -> &'static str {
 
 /// Returns the state as one word, and the reason for it.
 #[must_use]
-pub fn said(state: &InstanceState) -> (&'static str, &str) {
+pub fn state_and_reason(state: &InstanceState) -> (&'static str, &str) {
     match state {
         InstanceState::Ready => ("ready", ""),
         InstanceState::Stale(why) => ("ready", why),

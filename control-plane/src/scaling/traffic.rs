@@ -154,7 +154,6 @@ impl GroupTraffic {
     }
 }
 
-/// Returns the picks of each group of `view`.
 fn picked(view: &PoolView, arrivals: &PoolArrivals) -> BTreeMap<GroupKey, u64> {
     let mut picked: BTreeMap<GroupKey, u64> = BTreeMap::new();
     for member in view.members.iter() {

@@ -161,7 +161,7 @@ impl PageFetcher {
             .full_page_since
             .is_some_and(|since| since.elapsed() < FILTER_RETRY);
         let (page, habit) = if whole {
-            self.whole(target, habit).await?
+            self.fetch_full_page(target, habit).await?
         } else {
             self.filtered(target, habit).await?
         };
@@ -181,7 +181,7 @@ impl PageFetcher {
         habit: FetchHabit,
     ) -> Result<(FetchedPage, FetchHabit), FailReason> {
         let engine = &target.engine;
-        self.stats.asked(true);
+        self.stats.count_request(true);
         let present = match self
             .page(target.url.filtered(engine), Extraction::full_page(engine))
             .await
@@ -208,7 +208,7 @@ impl PageFetcher {
             Err(FailReason::Status(400..=499)) => 0, // a server that refuses queries
             Err(reason) => return Err(reason),
         };
-        let (page, learned) = self.whole(target, FetchHabit::default()).await?;
+        let (page, learned) = self.fetch_full_page(target, FetchHabit::default()).await?;
         let honoured = page.reading.present & !present == 0;
         let whole_since = (!honoured).then(Instant::now);
         Ok((
@@ -220,7 +220,7 @@ impl PageFetcher {
         ))
     }
 
-    async fn whole(
+    async fn fetch_full_page(
         &self,
         target: &ScrapeTarget,
         habit: FetchHabit,
@@ -229,9 +229,12 @@ impl PageFetcher {
             .learned_at
             .is_some_and(|at| at.elapsed() < RELEARN_AFTER);
         let until = habit.settled.filter(|_| fresh);
-        self.stats.asked(false);
+        self.stats.count_request(false);
         let page = self
-            .page(target.url.whole(), Extraction::new(&target.engine, until))
+            .page(
+                target.url.full_page(),
+                Extraction::new(&target.engine, until),
+            )
             .await?;
         let habit = match page.complete {
             true => FetchHabit {

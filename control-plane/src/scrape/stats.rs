@@ -71,7 +71,7 @@ impl ScrapeStats {
         }
     }
 
-    pub(super) fn asked(&self, filtered: bool) {
+    pub(super) fn count_request(&self, filtered: bool) {
         let mut counts = self.lock();
         if filtered {
             counts.pages_filtered += 1;

@@ -92,7 +92,7 @@ impl MetricsLocation {
 }
 
 impl MetricsUrl {
-    pub(super) fn whole(&self) -> Url {
+    pub(super) fn full_page(&self) -> Url {
         self.page.clone()
     }
 

@@ -181,7 +181,7 @@ async fn instances(State(ShownState { discovery, .. }): State<ShownState>) -> Js
     };
     let rows = all().flat_map(|(pool, name, followed)| {
         followed.seen().into_iter().map(move |seen| {
-            let (state, reason) = discovery_source::said(&seen.state);
+            let (state, reason) = discovery_source::state_and_reason(&seen.state);
             json!({
                 "name": &*seen.id,
                 "address": seen.address.to_string(),

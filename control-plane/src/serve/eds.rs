@@ -46,7 +46,6 @@ const NAMES_MAX: usize = 256;
 /// 100 KB.
 const REQUEST_BYTES_MAX: usize = 512 << 10;
 
-/// The methods of the service.
 const SOTW_METHOD: &str = "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints";
 const DELTA_METHOD: &str = "/envoy.service.endpoint.v3.EndpointDiscoveryService/DeltaEndpoints";
 

@@ -77,7 +77,7 @@ impl EdsStreams {
     /// Returns the state of `pool` that the streams of `peer`'s Envoy have. Streams closed less
     /// than [`EDS_LINGER`] ago are included with their last state.
     #[must_use]
-    pub fn of(&self, peer: &ProxyProcess, pool: &str, now: Instant) -> ProxyEds {
+    pub fn state_of(&self, peer: &ProxyProcess, pool: &str, now: Instant) -> ProxyEds {
         let ProxyProcess {
             node_id, remote, ..
         } = peer;
@@ -226,7 +226,7 @@ mod tests {
     fn a_proxy_has_what_all_streams_of_its_connection_have_else_those_of_its_origin_and_node() {
         let now = Instant::now();
         let mut eds = EdsStreams::default();
-        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::None);
+        assert_eq!(eds.state_of(&peer(remote(1, 1)), "p", now), ProxyEds::None);
         eds.open(1, stream(remote(1, 1), 5));
         eds.open(2, stream(remote(1, 1), 4));
         eds.open(3, stream(remote(1, 2), 3));
@@ -238,11 +238,17 @@ mod tests {
                 ..stream(remote(1, 1), 0)
             },
         );
-        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::Acked(4));
-        assert_eq!(eds.of(&peer(remote(1, 9)), "p", now), ProxyEds::Acked(3));
-        assert_eq!(eds.of(&peer(remote(3, 1)), "p", now), ProxyEds::None);
         assert_eq!(
-            eds.of(&peer(remote(1, 1)), "another pool", now),
+            eds.state_of(&peer(remote(1, 1)), "p", now),
+            ProxyEds::Acked(4)
+        );
+        assert_eq!(
+            eds.state_of(&peer(remote(1, 9)), "p", now),
+            ProxyEds::Acked(3)
+        );
+        assert_eq!(eds.state_of(&peer(remote(3, 1)), "p", now), ProxyEds::None);
+        assert_eq!(
+            eds.state_of(&peer(remote(1, 1)), "another pool", now),
             ProxyEds::None
         );
     }
@@ -254,13 +260,19 @@ mod tests {
         let mut late = stream(remote(1, 1), 0);
         late.pools.get_mut("p").unwrap().late = true;
         eds.open(1, late.clone());
-        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::None);
+        assert_eq!(eds.state_of(&peer(remote(1, 1)), "p", now), ProxyEds::None);
         late.pools.get_mut("p").unwrap().refused = Some("no".to_owned());
         eds.open(1, late);
-        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::Acked(0));
-        assert_eq!(eds.of(&peer(remote(1, 2)), "p", now), ProxyEds::None);
+        assert_eq!(
+            eds.state_of(&peer(remote(1, 1)), "p", now),
+            ProxyEds::Acked(0)
+        );
+        assert_eq!(eds.state_of(&peer(remote(1, 2)), "p", now), ProxyEds::None);
         eds.open(2, stream(remote(1, 2), 8));
-        assert_eq!(eds.of(&peer(remote(1, 3)), "p", now), ProxyEds::Acked(8));
+        assert_eq!(
+            eds.state_of(&peer(remote(1, 3)), "p", now),
+            ProxyEds::Acked(8)
+        );
     }
 
     #[test]
@@ -277,7 +289,7 @@ mod tests {
         };
         (0..=STREAMS_MAX).for_each(|node| close(2, node.to_string()));
         close(1, NODE.to_owned());
-        let honest = eds.of(&peer(remote(1, 9)), "p", now);
+        let honest = eds.state_of(&peer(remote(1, 9)), "p", now);
         assert_eq!(honest, ProxyEds::Acked(5));
         assert_eq!(eds.closed.len(), CLOSED_PER_OWNER_MAX + 1);
     }
@@ -291,17 +303,20 @@ mod tests {
         eds.open(2, stream(remote(1, 2), 3));
         eds.close(1, now);
         assert_eq!(
-            eds.of(&peer, "p", now),
+            eds.state_of(&peer, "p", now),
             ProxyEds::Acked(3),
             "open streams count before closed ones"
         );
         eds.close(2, now);
-        assert_eq!(eds.of(&peer, "p", now + EDS_LINGER / 2), ProxyEds::Acked(3));
-        assert_eq!(eds.of(&peer, "p", now + EDS_LINGER), ProxyEds::None);
+        assert_eq!(
+            eds.state_of(&peer, "p", now + EDS_LINGER / 2),
+            ProxyEds::Acked(3)
+        );
+        assert_eq!(eds.state_of(&peer, "p", now + EDS_LINGER), ProxyEds::None);
         eds.open(3, stream(remote(1, 1), 0));
         eds.close(3, now);
         assert_eq!(
-            eds.of(&peer, "p", now),
+            eds.state_of(&peer, "p", now),
             ProxyEds::Acked(3),
             "a stream that acknowledged nothing is ignored"
         );

@@ -1,8 +1,8 @@
 //! Relays load and placements between the proxies of a pool.
 //!
 //! ```text
-//!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
-//!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
+//!  LoadReport of a process ──▶ load: replaces its row ──▶ sum of all rows ──▶ PeerLoad to each other process: the sum without its row
+//!                         └──▶ placements: bounded queue, oldest dropped ──▶ PeerLoad to each other process: each placement once
 //! ```
 //! Only [`pool_state::RelaySum`] reads the bytes of load reports. Placements are passed on
 //! unchanged, and those beyond their origin's share are passed on as claims

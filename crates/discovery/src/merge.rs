@@ -30,7 +30,6 @@ struct MergedChanges {
     standing: Option<String>,
 }
 
-/// Merges the sources.
 #[must_use]
 pub fn merge(parts: Vec<MergeSource>) -> SetChanges {
     let sets = vec![None; parts.len()];

@@ -205,13 +205,15 @@ impl<B: Backend> ServiceDiscovery for Discovery<B> {
         Box::pin(async move {
             let hub = self.hub(namespace, component)?;
             let mut status = hub.shared.status.subscribe();
-            let heard = status
+            let received = status
                 .wait_for(|status| status.synced || status.error.is_some())
                 .await
                 .map(|s| s.clone())
                 .unwrap_or_default();
-            if !heard.synced {
-                return Err(DiscoveryError::Unavailable(heard.error.unwrap_or_default()));
+            if !received.synced {
+                return Err(DiscoveryError::Unavailable(
+                    received.error.unwrap_or_default(),
+                ));
             }
             let listed = hub
                 .shared

@@ -6,10 +6,15 @@
 //! match in [`APIS`] or is below one of [`STORES`]. Percent-escapes are resolved first, as engines
 //! do. Otherwise only the engine would treat `/v1/chat/%63ompletions` as a chat.
 
+mod members;
+
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use scheduler::plugin::readable;
+
+use members::{CHAT, COMMON, MEDIA, Members, SYSTEM, TOOLS, TURNS};
+pub(crate) use members::{Field, SamplingLimit};
 
 /// The family of APIs, which decides the shape of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,12 +25,21 @@ pub enum ApiFamily {
     Anthropic,
 }
 
-/// The properties of an API, except how its body and its events are read.
-struct ApiRow {
+/// The salt of the prefix cache in the OpenAI APIs of vLLM, SGLang and TensorRT-LLM.
+const CACHE_SALT: &str = "cache_salt";
+
+/// The properties of an API, except how its events are read.
+#[derive(Debug)]
+pub(crate) struct ApiRow {
     /// The maker of the engine or API, and the end of the path.
     paths: &'static [(&'static str, &'static str)],
     /// The place of the prompt in the body; empty if there is none.
     prompt: &'static str,
+    /// The member of the body with the salt of the prefix cache.
+    salt: &'static str,
+    /// The members of the body that are read, except those of all APIs. An API whose prompt the
+    /// engine does not cache, or caches in an unknown form, has no member of the prompt here.
+    members: Members,
     /// The type of the parser plugin for its requests.
     parser: &'static str,
     family: ApiFamily,
@@ -38,18 +52,23 @@ struct ApiRow {
     needs_model: bool,
     /// Whether the engine may keep the answer in memory, for requests that name its id.
     stores: bool,
+    /// Whether the prompt may be an array of several prompts.
+    pub(crate) several_prompts: bool,
 }
 
 /// An API that generates nothing from a JSON body with a `model`.
 const OPENAI: ApiRow = ApiRow {
     paths: &[],
     prompt: "",
+    salt: CACHE_SALT,
+    members: &[],
     parser: "openai-parser",
     family: ApiFamily::OpenAi,
     is_grpc: false,
     generates: false,
     needs_model: true,
     stores: false,
+    several_prompts: false,
 };
 
 const ANTHROPIC: ApiRow = ApiRow {
@@ -72,9 +91,10 @@ static UNKNOWN: ApiRow = ApiRow {
 };
 
 /// Defines the APIs: the variant of [`RequestApi`], the origins and ends of paths, the place of the
-/// prompt in the body (empty if there is none), and the other columns.
+/// prompt in the body (empty if there is none), the member with the salt, the other members that
+/// are read, and the other columns.
 macro_rules! apis {
-    ($($(#[$about:meta])* $api:ident: $($whose:literal [$($end:literal),*])*, $prompt:literal, { $($columns:tt)* })*) => {
+    ($($(#[$about:meta])* $api:ident: $($whose:literal [$($end:literal),*])*, $prompt:literal, $salt:expr, $members:expr, { $($columns:tt)* })*) => {
         /// An API whose bodies are read.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum RequestApi {
@@ -89,7 +109,13 @@ macro_rules! apis {
 
         static APIS: &[(RequestApi, ApiRow)] = &[$((
             RequestApi::$api,
-            ApiRow { paths: &[$($((readable($whose), $end)),*),*], prompt: readable($prompt), $($columns)* },
+            ApiRow {
+                paths: &[$($((readable($whose), $end)),*),*],
+                prompt: readable($prompt),
+                salt: $salt,
+                members: $members,
+                $($columns)*
+            },
         )),*];
     };
 }
@@ -97,46 +123,103 @@ macro_rules! apis {
 apis! {
     /// OpenAI `/v1/chat/completions`.
     ChatCompletions: "OpenAI" ["/chat/completions"],
-        "`tools`, `messages`", { generates: true, ..OPENAI }
+        "`tools`, `messages`", CACHE_SALT, CHAT, { generates: true, ..OPENAI }
     /// OpenAI `/v1/completions`.
-    Completions: "OpenAI" ["/completions"], "`prompt`", { generates: true, ..OPENAI }
+    Completions: "OpenAI" ["/completions"],
+        "`prompt`", CACHE_SALT, &[("prompt", TURNS), ("max_tokens", Field::MaxTokens)],
+        { generates: true, several_prompts: true, ..OPENAI }
     /// OpenAI `/v1/responses`.
     Responses: "OpenAI" ["/responses"],
-        "`tools`, `instructions`, `input`", { generates: true, stores: true, ..OPENAI }
+        "`tools`, `instructions`, `input`", CACHE_SALT,
+        &[
+            ("tools", TOOLS),
+            ("instructions", SYSTEM),
+            ("input", TURNS),
+            ("prompt", Field::StoredPrompt),
+            ("max_output_tokens", Field::MaxTokens),
+            ("previous_response_id", Field::StoredId),
+            ("conversation", Field::StoredId),
+        ],
+        { generates: true, stores: true, ..OPENAI }
     /// OpenAI `/v1/conversations`.
-    Conversations: "OpenAI" ["/conversations"], "`items`", { stores: true, ..OPENAI }
+    Conversations: "OpenAI" ["/conversations"],
+        "`items`", CACHE_SALT, &[("items", TURNS)], { stores: true, ..OPENAI }
     /// OpenAI `/v1/embeddings`.
-    Embeddings: "OpenAI" ["/embeddings"], "`input` or `messages`", { ..OPENAI }
+    Embeddings: "OpenAI" ["/embeddings"],
+        "`input` or `messages`", CACHE_SALT, &[("input", TURNS), ("messages", TURNS)], { ..OPENAI }
     /// OpenAI `/v1/images/generations`.
-    Images: "OpenAI" ["/images/generations"], "`prompt`", { ..OPENAI }
+    Images: "OpenAI" ["/images/generations"],
+        "`prompt`", CACHE_SALT, &[("prompt", TURNS)], { ..OPENAI }
     /// vLLM `…/completions/render`: applies the chat template and generates nothing.
-    Render: "vLLM" ["/chat/completions/render", "/completions/render"], "", { ..OPENAI }
+    Render: "vLLM" ["/chat/completions/render", "/completions/render"],
+        "", CACHE_SALT, &[], { ..OPENAI }
     /// Anthropic `/v1/messages`.
     Messages: "Anthropic" ["/messages"],
-        "`tools`, `system`, `messages`", { generates: true, ..ANTHROPIC }
+        "`tools`, `system`, `messages`", CACHE_SALT,
+        &[
+            ("tools", TOOLS),
+            ("system", SYSTEM),
+            ("messages", TURNS),
+            ("max_tokens", Field::MaxTokens),
+        ],
+        { generates: true, ..ANTHROPIC }
     /// Anthropic `/v1/messages/count_tokens`: generates nothing.
-    CountTokens: "Anthropic" ["/messages/count_tokens"], "", { needs_model: false, ..ANTHROPIC }
+    CountTokens: "Anthropic" ["/messages/count_tokens"],
+        "", CACHE_SALT, &[], { needs_model: false, ..ANTHROPIC }
     /// vLLM `/inference/v1/generate`: tokens in, tokens out.
     VllmGenerate: "vLLM" ["/inference/v1/generate"],
-        "`features`, `token_ids`", { parser: "vllmhttp-parser", generates: true, ..OPENAI }
+        "`features`, `token_ids`", CACHE_SALT,
+        &[
+            ("features", MEDIA),
+            ("token_ids", TURNS),
+            ("sampling_params", Field::SamplingParams(SamplingLimit::MaxTokens)),
+        ],
+        { parser: "vllmhttp-parser", generates: true, ..OPENAI }
     /// vLLM `/invocations`, SageMaker's name for all APIs: a chat, a completion or an embedding,
     /// depending on the body.
     Invocations: "vLLM" ["/invocations"],
-        "`tools`, `messages` or `prompt` or `input`", { generates: true, needs_model: false, ..OPENAI }
+        "`tools`, `messages` or `prompt` or `input`", CACHE_SALT,
+        &[
+            ("tools", TOOLS),
+            ("messages", TURNS),
+            ("prompt", TURNS),
+            ("input", TURNS),
+            ("max_completion_tokens", Field::MaxCompletionTokens),
+            ("max_tokens", Field::MaxTokens),
+        ],
+        { generates: true, needs_model: false, several_prompts: true, ..OPENAI }
     SglangGenerate: "SGLang" ["/generate"],
-        "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`", { parser: "sglanghttp-parser", generates: true, needs_model: false, ..OPENAI }
+        "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`", "extra_key",
+        &[
+            ("image_data", MEDIA),
+            ("video_data", MEDIA),
+            ("audio_data", MEDIA),
+            ("text", TURNS),
+            ("input_ids", TURNS),
+            ("sampling_params", Field::SamplingParams(SamplingLimit::MaxNewTokens)),
+        ],
+        { parser: "sglanghttp-parser", generates: true, needs_model: false, several_prompts: true, ..OPENAI }
     /// Vertex AI's gRPC method for chats: OpenAI JSON inside protobuf.
     VertexChat: "Vertex AI" ["PredictionService/ChatCompletions"],
-        "as OpenAI chats, inside protobuf", { ..VERTEX }
+        "as OpenAI chats, inside protobuf", CACHE_SALT, CHAT, { ..VERTEX }
     /// Vertex AI's gRPC methods for raw predictions: OpenAI responses inside protobuf.
     VertexPredict: "Vertex AI" ["PredictionService/RawPredict", "PredictionService/StreamRawPredict"],
-        "as OpenAI responses, inside protobuf", { ..VERTEX }
-    /// Only the `model` of the body is read. The body is a JSON object or a form
-    /// ([`crate::body::form`]).
+        "as OpenAI responses, inside protobuf", CACHE_SALT,
+        &[
+            ("tools", TOOLS),
+            ("instructions", SYSTEM),
+            ("input", TURNS),
+            ("max_output_tokens", Field::MaxTokens),
+        ],
+        { ..VERTEX }
+    /// Only the `model` of the body is read, and the id of a stored answer. The body is a JSON
+    /// object or a form ([`crate::body::form`]).
     Task:
         "OpenAI" ["/audio/speech", "/audio/transcriptions", "/audio/translations", "/images/edits"]
         "vLLM" ["/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank"],
-        "not read", { needs_model: false, ..OPENAI }
+        "not read", CACHE_SALT,
+        &[("previous_response_id", Field::StoredId), ("conversation", Field::StoredId)],
+        { needs_model: false, ..OPENAI }
 }
 
 /// The paths below which engines keep their answers in memory. The answer's id is the next part of
@@ -173,8 +256,13 @@ impl RequestApi {
         api
     }
 
+    /// Returns all APIs whose bodies are read.
+    pub fn all() -> impl Iterator<Item = Self> {
+        APIS.iter().map(|(api, _)| *api)
+    }
+
     #[inline(never)] // several callers, and the wasm module should be small
-    fn row(self) -> &'static ApiRow {
+    pub(crate) fn row(self) -> &'static ApiRow {
         let known = APIS.iter().find(|(api, _)| *api == self);
         known.map_or(&UNKNOWN, |(_, row)| row)
     }
@@ -223,14 +311,10 @@ impl RequestApi {
         self.row().needs_model
     }
 
-    /// The member of the body with the salt of the prefix cache. The name is the same in the OpenAI
-    /// APIs of vLLM, SGLang and TensorRT-LLM.
+    /// The member of the body with the salt of the prefix cache.
     #[must_use]
     pub fn salt_name(self) -> &'static str {
-        match self {
-            Self::SglangGenerate => "extra_key",
-            _ => "cache_salt",
-        }
+        self.row().salt
     }
 
     /// Whether the body is a gRPC message.
@@ -252,6 +336,22 @@ impl RequestApi {
             Self::Other { family } => family,
             api => api.row().family,
         }
+    }
+}
+
+// === impl ApiRow ===
+
+impl ApiRow {
+    /// The meaning of a top-level member of the body.
+    #[inline(never)] // several callers, and the wasm module should be small
+    pub(crate) fn field(&self, name: &[u8]) -> Field {
+        if name == self.salt.as_bytes() {
+            return Field::CacheSalt;
+        }
+        let mut known = COMMON.iter().chain(self.members);
+        known
+            .find(|(member, _)| member.as_bytes() == name)
+            .map_or(Field::Other, |(_, field)| *field)
     }
 }
 
@@ -493,5 +593,21 @@ mod tests {
             );
         }
         assert_eq!(OTHER.parser(), None);
+    }
+
+    #[test]
+    fn every_api_reads_the_members_that_its_documentation_names_as_the_prompt() {
+        for (api, row) in APIS {
+            let prompt = row.members.iter().filter(|(_, field)| {
+                matches!(field, Field::Text(_) | Field::Content(..) | Field::Media(_))
+            });
+            let read: Vec<&str> = prompt.map(|(name, _)| *name).collect();
+            let named: Vec<&str> = row.prompt.split('`').skip(1).step_by(2).collect();
+            if row.prompt.starts_with("as ") {
+                assert!(!read.is_empty(), "{api:?}");
+            } else {
+                assert_eq!(read, named, "{api:?}");
+            }
+        }
     }
 }

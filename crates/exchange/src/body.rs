@@ -375,7 +375,7 @@ mod tests {
             let work = |times: usize| {
                 let body = [before, &repeated.repeat(times), after].concat();
                 let (parsed, steps) =
-                    steps::of(|| parse(RequestApi::ChatCompletions, body.as_bytes(), ()));
+                    steps::count(|| parse(RequestApi::ChatCompletions, body.as_bytes(), ()));
                 assert_eq!(
                     parsed.map(|parsed| parsed.model),
                     Ok("m".to_owned()),

@@ -95,7 +95,7 @@ use unread::ReplyFlow;
 #[derive(Debug)]
 pub struct RequestDriver<H: RequestHost> {
     exchange: Exchange,
-    /// The pool of the request's route, until the end.
+    /// The pool of the request's route, until [`Self::end`].
     pool: Option<H::Pool>,
     /// Length of the request body received so far.
     body_bytes: usize,
@@ -151,7 +151,7 @@ impl<H: RequestHost> RequestDriver<H> {
         pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
         end_of_stream: bool,
     ) -> FilterStatus {
-        self.end(host); // a proxy that begins twice must not leak the first pick
+        self.end(host); // if a proxy begins twice, the load of the first pick must not stay
         *self = Self {
             exchange: Exchange::new(host.now()),
             is_whole: end_of_stream,
@@ -198,8 +198,8 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// Handles a piece of the request body. `size` is the length of the body so far. It does not
-    /// matter for a body that passes unread.
+    /// Handles a piece of the request body. `size` is the length of the body so far. A body that
+    /// passes unread needs no `size`.
     pub fn request_body(
         &mut self,
         host: &mut H,
@@ -215,7 +215,7 @@ impl<H: RequestHost> RequestDriver<H> {
         {
             return self.refuse(host, reply);
         }
-        let flow = match progress {
+        let status = match progress {
             BodyProgress::Whole => self.request_complete(host),
             BodyProgress::CutOff if self.awaits_body() => {
                 self.exchange.set_body_unavailable();
@@ -225,19 +225,19 @@ impl<H: RequestHost> RequestDriver<H> {
                 self.reading.read_some(&self.exchange, host, size);
                 FilterStatus::Hold
             }
-            BodyProgress::CutOff | BodyProgress::Partial => self.flow(),
+            BodyProgress::CutOff | BodyProgress::Partial => self.status(),
         };
-        if flow == FilterStatus::Go {
+        if status == FilterStatus::Go {
             self.pass_piece(host)
         } else {
-            flow
+            status
         }
     }
 
     /// Refuses a request whose body is not complete, because the host has no room for it.
     pub fn refuse_body(&mut self, host: &mut H, is_slow: bool) -> FilterStatus {
         if !self.awaits_body() {
-            return self.flow();
+            return self.status();
         }
         let reply = self
             .exchange
@@ -393,7 +393,7 @@ impl<H: RequestHost> RequestDriver<H> {
 
     /// Returns the status for the current phase. A request goes on only if it is decided, or needs
     /// no decision.
-    fn flow(&self) -> FilterStatus {
+    fn status(&self) -> FilterStatus {
         match self.exchange.phase {
             ExchangePhase::Started
             | ExchangePhase::Routed(_)
@@ -416,7 +416,7 @@ impl<H: RequestHost> RequestDriver<H> {
         if before != BodyArrival::Whole {
             self.body_passes(host);
         }
-        self.flow()
+        self.status()
     }
 
     fn pass_piece(&mut self, host: &mut H) -> FilterStatus {

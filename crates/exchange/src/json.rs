@@ -493,7 +493,7 @@ pub(crate) mod steps {
         STEPS.set(STEPS.get() + 1);
     }
 
-    pub(crate) fn of<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    pub(crate) fn count<T>(work: impl FnOnce() -> T) -> (T, u64) {
         let before = STEPS.get();
         let result = work();
         (result, STEPS.get() - before)

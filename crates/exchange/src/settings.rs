@@ -135,7 +135,6 @@ pub struct ExchangeSettings {
     /// The key from which each named client gets its own `cache_salt`, which replaces the one that
     /// the client sent. If the key is empty, clients choose their `cache_salt`.
     pub cache_salt_key: String,
-    /// Whether the objective header is trusted.
     pub objective_header: HeaderTrust,
     /// Whether the SLO headers are trusted. An SLO limits the service of other requests at its
     /// endpoint.

@@ -151,12 +151,12 @@ impl ExchangeOutcome {
             ("ttft_ms", self.ttft_ms),
             (
                 "predicted_ttft_ms",
-                self.expected_ms.map(|(ttft, _)| whole(ttft)),
+                self.expected_ms.map(|(ttft, _)| whole_ms(ttft)),
             ),
             ("duration_ms", Some(self.duration_ms)),
             (
                 "predicted_duration_ms",
-                self.expected_ms.map(|(_, end)| whole(end)),
+                self.expected_ms.map(|(_, end)| whole_ms(end)),
             ),
             ("prompt_tokens", self.usage.prompt_tokens.map(u64::from)),
             ("cached_tokens", self.usage.cached_tokens.map(u64::from)),
@@ -176,7 +176,7 @@ impl ExchangeOutcome {
     clippy::cast_sign_loss,
     reason = "times are not negative; the cast saturates"
 )]
-fn whole(ms: f32) -> u64 {
+fn whole_ms(ms: f32) -> u64 {
     ms as u64
 }
 

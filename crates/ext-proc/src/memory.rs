@@ -76,7 +76,6 @@ pub struct MemoryAccount {
 /// The request body that a stream awaits.
 #[derive(Clone, Copy, Debug)]
 pub struct IncompleteBody {
-    /// The number of its stream.
     pub stream: u64,
     /// The bytes that it takes, in the server or in the proxy.
     pub bytes: usize,

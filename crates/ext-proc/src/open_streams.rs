@@ -15,7 +15,6 @@ pub trait ExpiringStream: Debug + Send + Sync {
     fn refuse_body(&self, now: Timestamp);
 }
 
-/// Open streams, each by its number.
 #[derive(Debug, Default)]
 pub struct OpenStreams(Mutex<HashMap<u64, Weak<dyn ExpiringStream>>>);
 

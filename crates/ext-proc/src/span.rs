@@ -15,7 +15,6 @@ pub const SPANS_WAITING_MAX: usize = 8_192;
 /// The maximum number of attributes of a span. A request has about fifteen.
 const ATTRIBUTES_MAX: usize = 32;
 
-/// The span of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestSpan {
     /// The trace and the parent.

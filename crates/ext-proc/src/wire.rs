@@ -160,7 +160,6 @@ pub fn metadata_at<'m, 'k>(
     })
 }
 
-/// The value as text, if it is text.
 pub fn text(value: &Value) -> Option<&str> {
     match &value.kind {
         Some(Kind::StringValue(text)) => Some(text),

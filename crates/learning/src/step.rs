@@ -289,14 +289,14 @@ impl StepLearner {
                 slot: Slot(u16::try_from(slot).unwrap_or(u16::MAX)),
                 generation: row.generation,
             };
-            let prefill = narrow(self.prefill.speed(row.prefill, prefill));
-            let decode = narrow(self.decode.speed(row.decode, decode));
+            let prefill = to_f32(self.prefill.speed(row.prefill, prefill));
+            let decode = to_f32(self.decode.speed(row.decode, decode));
             (endpoint, prefill, decode)
         });
         let costs = StepModel::from_parts(
             PREFILL_FLOORS.under(self.prefill.weights()),
             DECODE_FLOORS.under(self.decode.weights()),
-            narrow(self.output_tokens()),
+            to_f32(self.output_tokens()),
         );
         // The last slot comes first, so that the model's table grows only once.
         speeds
@@ -401,7 +401,7 @@ impl WeightFloors {
 }
 
 // The cast rounds, which is intended.
-fn narrow(number: f64) -> f32 {
+fn to_f32(number: f64) -> f32 {
     number as f32
 }
 

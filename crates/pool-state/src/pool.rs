@@ -1,9 +1,9 @@
 //! The state of one pool in one proxy VM, and the operations that change it. The VM is the only
 //! writer.
 //!
-//! The snapshot comes from the daemon. The ledger, the prefix index and the ejections belong to the
-//! VM. The VM changes these three at the pick, before the engine confirms anything, so the next
-//! pick already takes this pick into account.
+//! The snapshot comes from the daemon. The VM itself writes the ledger, the prefix index and the
+//! ejections. The VM writes a pick into the ledger and the index immediately, before the engine
+//! confirms anything, so the next pick takes this pick into account.
 //!
 //! Other workers and proxies pick too. Changes that they should see are counted
 //! ([`ManagedPool::changes`]) and published ([`ManagedPool::write_load_report`],
@@ -127,8 +127,8 @@ pub struct PoolResolution {
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// A pool without state. `prefix_entries` is the size of its prefix index, 0 in a VM that
-    /// serves no request.
+    /// Creates a pool without a snapshot. `prefix_entries` is the size of the prefix index, 0 in a
+    /// VM that serves no request.
     #[must_use]
     pub fn new(seed: u64, prefix_entries: usize) -> Self {
         Self {
@@ -141,9 +141,9 @@ impl ManagedPool {
         }
     }
 
-    /// Replaces the state that the daemon sent. Endpoints that stay keep their metrics until newer
-    /// ones arrive. The data of endpoints that have left, or have a new generation, is removed at
-    /// once.
+    /// Installs a snapshot from the daemon in place of the present one. Endpoints that stay keep
+    /// their metrics until newer metrics arrive. The data of endpoints that have left, or have a
+    /// new generation, is removed immediately.
     pub fn install(&mut self, snapshot: Snapshot, hash_secret: u128, staleness_max_ms: u32) {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|e| e.id).collect();
         for removed in self.endpoints.refs().iter().filter(|id| !refs.contains(id)) {
@@ -206,7 +206,7 @@ impl ManagedPool {
         self.ledger.observations.take()
     }
 
-    /// Takes newer metrics: `snapshot` is [`Self::snapshot`] with other metrics.
+    /// Installs newer metrics: `snapshot` is [`Self::snapshot`] with the metrics of the time `at`.
     pub fn refresh(&mut self, snapshot: Snapshot, at: Timestamp) {
         if self.endpoints.refresh(snapshot, at) {
             self.judge_claims(at);
@@ -219,8 +219,8 @@ impl ManagedPool {
         }
     }
 
-    /// Creates the prefix index if the pool has none: at a tick, or at the first request if that
-    /// comes sooner.
+    /// Creates the prefix index if the pool has none. Hosts call this function at a tick, or at the
+    /// first request if the request comes sooner.
     pub fn reserve_prefixes(&mut self, entries: usize) {
         if self.cache.reserve(entries) {
             self.cache.set_sizes(&self.endpoints);

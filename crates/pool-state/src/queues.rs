@@ -206,8 +206,9 @@ impl FlowQueues {
         band.queued == 0 && !higher_first
     }
 
-    /// Marks a request as refused. The request has been removed from its band.
-    fn leaves(&mut self, priority: i32, entry: &QueuedEntry, outcome: FlowOutcome, now: Timestamp) {
+    /// Refuses a request that was removed from its band. Its host takes the refusal
+    /// ([`Self::take_refusal`]).
+    fn refuse(&mut self, priority: i32, entry: &QueuedEntry, outcome: FlowOutcome, now: Timestamp) {
         let refusal = self.refusal(outcome, priority);
         self.count_end(priority, entry, outcome, now);
         self.leaving.push((entry.number, refusal));
@@ -350,7 +351,7 @@ impl FlowQueues {
                 .get_mut(at)
                 .and_then(|band| Some((band.priority, band.take_expired(is_empty, now)?)))
             {
-                self.leaves(priority, &entry, outcome, now);
+                self.refuse(priority, &entry, outcome, now);
             }
         }
         self.bands.iter_mut().for_each(|band| band.show_oldest(now));
@@ -403,7 +404,7 @@ impl FlowQueues {
             while let Some((priority, entry)) = self.bands.get_mut(at).and_then(|band| {
                 Some((band.priority, band.take_expired(true, Timestamp(u64::MAX))?))
             }) {
-                self.leaves(priority, &entry, FlowOutcome::EvictedOther, now);
+                self.refuse(priority, &entry, FlowOutcome::EvictedOther, now);
             }
         }
     }

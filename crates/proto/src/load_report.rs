@@ -233,9 +233,9 @@ pub fn encode_load(endpoint: EndpointRef, load: &EndpointLoad) -> [u8; LOAD_BYTE
     } = load.prefills;
     words::to_bytes([
         words::of_endpoint(endpoint, requests),
-        pair(narrow(load.prefill_tokens), narrow(load.decode_tokens)),
-        pair(prompts, narrow(prompt_tokens)),
-        pair(narrow(uncached_tokens), narrow(attention)),
+        pair(to_u32(load.prefill_tokens), to_u32(load.decode_tokens)),
+        pair(prompts, to_u32(prompt_tokens)),
+        pair(to_u32(uncached_tokens), to_u32(attention)),
     ])
 }
 
@@ -328,7 +328,7 @@ pub fn difference(one: &[u8; LOAD_BYTES], other: &[u8; LOAD_BYTES]) -> u64 {
     (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h)
 }
 
-fn narrow(count: u64) -> u32 {
+fn to_u32(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 

@@ -72,7 +72,7 @@ impl EncodedObservation {
             gap,
         } = observation;
         let unknown = f32::NAN;
-        let count = |tokens: Option<u32>| tokens.map_or(unknown, narrow);
+        let count = |tokens: Option<u32>| tokens.map_or(unknown, to_f32);
         let ended = match ended {
             RequestEnd::Done => 0,
             RequestEnd::Aborted => 1,
@@ -169,9 +169,9 @@ impl EncodedObservation {
         let gap = [number(), number(), number()];
         let predicted = [number(), number(), number(), number()];
         let [output_tokens, prompt_tokens, cached_tokens] = [
-            whole(output_tokens)?,
-            whole(prompt_tokens)?,
-            whole(cached_tokens)?,
+            to_count(output_tokens)?,
+            to_count(prompt_tokens)?,
+            to_count(cached_tokens)?,
         ];
         let observation = Observation {
             endpoint,
@@ -250,14 +250,14 @@ fn within_ms(ms: Option<f32>) -> Option<Option<f32>> {
 }
 
 // The cast changes no valid count, because the guard checks the range before the cast.
-fn whole(count: Option<f32>) -> Option<Option<u32>> {
+fn to_count(count: Option<f32>) -> Option<Option<u32>> {
     count
         .is_none_or(|count| (0.0..=COUNT_MAX).contains(&count))
         .then(|| count.map(|count| count as u32))
 }
 
 // Converts a count to an `f32`. The cast is exact, because larger counts become 2^24.
-fn narrow(count: u32) -> f32 {
+fn to_f32(count: u32) -> f32 {
     const MAX: u32 = 1 << f32::MANTISSA_DIGITS;
     count.min(MAX) as f32
 }

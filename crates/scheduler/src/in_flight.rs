@@ -301,7 +301,7 @@ impl InFlight {
     /// Returns the number of the last pick of `endpoint`. The numbers grow with every pick, and 0
     /// means never.
     pub fn last_pick(&self, endpoint: EndpointRef) -> u64 {
-        self.last_picks.of(endpoint)
+        self.last_picks.last_pick(endpoint)
     }
 
     /// Returns the load of other workers and proxies, mutably.

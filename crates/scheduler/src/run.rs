@@ -245,7 +245,7 @@ impl<'r> SchedulingRun<'r> {
                 .iter()
                 .map(|(name, filter)| (&**name, &**filter));
             for (name, filter) in first.into_iter().chain(second).chain(configured) {
-                narrow(
+                run_filter(
                     &self.context,
                     name,
                     filter,
@@ -266,7 +266,7 @@ impl<'r> SchedulingRun<'r> {
 }
 
 /// Runs one filter and records the endpoints that it dropped.
-pub(crate) fn narrow(
+pub(crate) fn run_filter(
     context: &Context<'_>,
     name: &str,
     filter: &dyn Filter,

@@ -13,7 +13,7 @@ use crate::predictions::{self, EndpointPrediction, Predictions};
 use crate::prefix::rendezvous_endpoint;
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::run::{SchedulingRun, narrow};
+use crate::run::{SchedulingRun, run_filter};
 use crate::slo::{Slo, TrackedSlo};
 use crate::snapshot::Snapshot;
 
@@ -220,7 +220,7 @@ fn decide(
     }
     let mut allowed = Candidates::new(table.indices());
     for (name, filter, unavailable) in STRUCTURAL {
-        narrow(
+        run_filter(
             &context,
             name,
             filter,

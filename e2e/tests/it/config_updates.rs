@@ -32,7 +32,7 @@ impl WatchedConfig {
     }
 
     /// Moves the shipped filter's configuration from the listener into the file.
-    fn of(&self, builder: StackBuilder) -> StackBuilder {
+    fn follow(&self, builder: StackBuilder) -> StackBuilder {
         let file = self.file.clone();
         builder.envoy_config(move |config| {
             let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
@@ -90,7 +90,7 @@ async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> 
         ..ModelServerOptions::default()
     };
     let stack = followed
-        .of(Stack::builder().servers_like(3, &slow).concurrency(2))
+        .follow(Stack::builder().servers_like(3, &slow).concurrency(2))
         .start()
         .await?;
     let chat = json!({"model": "demo", "stream": true, "max_tokens": 60, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
@@ -134,7 +134,7 @@ async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> 
 async fn a_storm_of_updates_is_weathered() -> Result<()> {
     let followed = WatchedConfig::new()?;
     let stack = followed
-        .of(Stack::builder().servers(2).concurrency(2))
+        .follow(Stack::builder().servers(2).concurrency(2))
         .start()
         .await?;
     let load = LoadGenerator::start(stack.address(), 4);
@@ -170,7 +170,7 @@ async fn a_storm_of_updates_is_weathered() -> Result<()> {
 #[tokio::test]
 async fn a_bad_configuration_is_refused_by_name_and_the_old_one_serves() -> Result<()> {
     let followed = WatchedConfig::new()?;
-    let mut stack = followed.of(Stack::builder().servers(2)).start().await?;
+    let mut stack = followed.follow(Stack::builder().servers(2)).start().await?;
     let load = LoadGenerator::start(stack.address(), 2);
     let drills = [
         (json!({"cold_start_wait_ms": -1}), "cold_start_wait_ms"),

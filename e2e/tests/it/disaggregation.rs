@@ -93,7 +93,7 @@ impl DisaggregatedStack {
         Ok(reply)
     }
 
-    fn of(&self, role: ServerRole) -> impl Iterator<Item = &ModelServer> {
+    fn servers(&self, role: ServerRole) -> impl Iterator<Item = &ModelServer> {
         self.servers
             .iter()
             .filter(move |(other, _)| *other == role)
@@ -103,7 +103,7 @@ impl DisaggregatedStack {
     /// Returns the inference requests that reached each server of a role, with their headers.
     async fn requests(&self, role: ServerRole) -> Result<Vec<Vec<Value>>> {
         let mut requests = Vec::new();
-        for server in self.of(role) {
+        for server in self.servers(role) {
             requests.push(
                 server.state().await?["requests"]
                     .as_array()
@@ -114,13 +114,12 @@ impl DisaggregatedStack {
         Ok(requests)
     }
 
-    async fn asked(&self, role: ServerRole) -> Result<usize> {
+    async fn request_count(&self, role: ServerRole) -> Result<usize> {
         Ok(self.requests(role).await?.iter().map(Vec::len).sum())
     }
 
-    /// Returns the addresses of the servers of a role.
     fn addresses(&self, role: ServerRole) -> Vec<String> {
-        self.of(role)
+        self.servers(role)
             .map(|server| server.addr().to_string())
             .collect()
     }
@@ -194,11 +193,11 @@ async fn a_long_prompt_is_worked_through_elsewhere_until_the_decode_server_has_i
     // A short prompt is not worth a separate prefill, and neither is a prompt that the decode
     // server has cached.
     split.ask(echo::chat("short")).await?;
-    assert_eq!(split.asked(ServerRole::Prefill).await?, 1);
+    assert_eq!(split.request_count(ServerRole::Prefill).await?, 1);
     for _ in 0..5 {
         assert_eq!(split.ask(long(1)).await?.header("x-served-by"), server);
     }
-    assert_eq!(split.asked(ServerRole::Prefill).await?, 1);
+    assert_eq!(split.request_count(ServerRole::Prefill).await?, 1);
     Ok(())
 }
 
@@ -248,7 +247,7 @@ async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
     )
     .await?;
     split.ask(long(0)).await?;
-    assert_eq!(split.asked(ServerRole::Prefill).await?, 1);
+    assert_eq!(split.request_count(ServerRole::Prefill).await?, 1);
     // While the prefill server fails, the decode server also prefills.
     let fault = |mode| ServerFault {
         mode,
@@ -321,8 +320,8 @@ async fn an_image_is_encoded_elsewhere_and_text_is_not() -> Result<()> {
     split.ask(echo::chat("no image")).await?;
     assert_eq!(
         (
-            split.asked(ServerRole::Encode).await?,
-            split.asked(ServerRole::Prefill).await?
+            split.request_count(ServerRole::Encode).await?,
+            split.request_count(ServerRole::Prefill).await?
         ),
         (0, 0)
     );
@@ -331,7 +330,7 @@ async fn an_image_is_encoded_elsewhere_and_text_is_not() -> Result<()> {
     assert_eq!(encoded.len(), 1);
     assert_eq!(echo::header(&encoded[0], "x-stage"), ["encode"]);
     assert_eq!(
-        split.asked(ServerRole::Prefill).await?,
+        split.request_count(ServerRole::Prefill).await?,
         1,
         "an image counts as 225 tokens, more than the threshold of 64"
     );

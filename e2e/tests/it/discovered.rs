@@ -599,7 +599,7 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) ->
     })
     .await?;
     load.wait_for_more(50, LIMIT).await?;
-    heard(&second).await?;
+    proxy_acknowledged(&second).await?;
     // The first daemon restarts and stands by until the second stops.
     stack.daemon()?.start_again()?;
     load.wait_for_more(50, LIMIT).await?;
@@ -608,7 +608,7 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) ->
         leads(stack.daemon.as_ref()?).await?.then_some(())
     })
     .await?;
-    heard(stack.daemon()?).await?;
+    proxy_acknowledged(stack.daemon()?).await?;
     load.wait_for_more(50, LIMIT).await?;
     load.stop().await?.check_all_served()
 }
@@ -619,7 +619,7 @@ async fn leads(daemon: &daemon::DaemonProcess) -> Option<bool> {
 }
 
 /// Waits until a proxy has acknowledged this daemon's state.
-async fn heard(daemon: &daemon::DaemonProcess) -> Result<()> {
+async fn proxy_acknowledged(daemon: &daemon::DaemonProcess) -> Result<()> {
     let acked = || async {
         let state = daemon.admin("/debug/state").await.ok()?.json().ok()?;
         let proxies = state["proxies"].as_array()?;

@@ -139,7 +139,7 @@ impl PlayedDaemon {
     }
 
     /// Returns all messages received so far.
-    pub(crate) fn heard(&self) -> Vec<proxy_message::Message> {
+    pub(crate) fn received(&self) -> Vec<proxy_message::Message> {
         lock(&self.stage.received).clone()
     }
 }

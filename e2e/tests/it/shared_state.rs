@@ -203,7 +203,7 @@ schedulingProfiles:
   - pluginRef: max-score-picker
 ";
 
-fn asked(config: &tempfile::NamedTempFile) -> Result<StackBuilder> {
+fn explaining_stack(config: &tempfile::NamedTempFile) -> Result<StackBuilder> {
     std::fs::write(config.path(), ASKED)?;
     let path = config.path().to_str().ok_or("no path")?;
     Ok(Stack::builder()
@@ -256,7 +256,11 @@ async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
 #[tokio::test]
 async fn load_of_another_proxy_counts_once_and_expires_when_the_proxy_is_silent() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
-    let mut stack = asked(&config)?.servers(2).concurrency(2).start().await?;
+    let mut stack = explaining_stack(&config)?
+        .servers(2)
+        .concurrency(2)
+        .start()
+        .await?;
     let outsider = SimulatedPeer::join(&mut stack).await?;
     tells_apart(&stack, "active-request-scorer", false).await?;
     let (decision, reported) =
@@ -458,7 +462,11 @@ async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt
 #[tokio::test]
 async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
-    let mut stack = asked(&config)?.servers(3).concurrency(2).start().await?;
+    let mut stack = explaining_stack(&config)?
+        .servers(3)
+        .concurrency(2)
+        .start()
+        .await?;
     let second = SecondEnvoy::start(&stack, "second", 2).await?;
     let proxies = [stack.address(), second.envoy.listener()];
     let mut placed = vec![Vec::new(); stack.servers.len()];

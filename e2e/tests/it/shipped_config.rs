@@ -24,7 +24,6 @@ async fn running(stack: &Stack) -> Result<Value> {
     )?)
 }
 
-/// Returns all values of a key in the tree.
 fn values<'a>(tree: &'a Value, key: &str) -> Vec<&'a Value> {
     match tree {
         Value::Object(fields) => {

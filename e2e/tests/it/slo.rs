@@ -80,7 +80,7 @@ fn reasons(reply: &ClientReply) -> Result<Value> {
     )?)
 }
 
-async fn asked(stack: &Stack, headers: &[(&str, &str)]) -> Result<ClientReply> {
+async fn send_explained(stack: &Stack, headers: &[(&str, &str)]) -> Result<ClientReply> {
     let headers = [headers, &[("x-switchpoint-explain", "1")]].concat();
     client::send(stack.address(), chat("hello", 2, &headers)?).await
 }
@@ -107,7 +107,7 @@ async fn the_proposals_example_runs_as_it_is() -> Result<()> {
         "the environment's strategy: {config}"
     );
 
-    let missing = asked(&stack, &[("PredictionBasedRouting", "true")]).await?;
+    let missing = send_explained(&stack, &[("PredictionBasedRouting", "true")]).await?;
     assert!(
         missing.status == 400 && message(&missing)?.contains("x-slo-ttft-ms"),
         "{}",
@@ -118,7 +118,7 @@ async fn the_proposals_example_runs_as_it_is() -> Result<()> {
         ("x-llm-d-slo-tpot-ms", "NaN"),
         ("PredictionBasedRouting", "perhaps"),
     ] {
-        let wrong = asked(&stack, &[("x-slo-tpot-ms", "50"), (header, value)]).await?;
+        let wrong = send_explained(&stack, &[("x-slo-tpot-ms", "50"), (header, value)]).await?;
         assert!(
             wrong.status == 400 && message(&wrong)?.contains(&header.to_lowercase()),
             "{header}: {}",
@@ -126,14 +126,14 @@ async fn the_proposals_example_runs_as_it_is() -> Result<()> {
         );
     }
     let slo = ("x-slo-ttft-ms", "60000");
-    let by_weights = asked(&stack, &[slo]).await?;
+    let by_weights = send_explained(&stack, &[slo]).await?;
     assert_eq!(
         (by_weights.status, &reasons(&by_weights)?["profile"]),
         (200, &json!("default")),
         "{}",
         by_weights.text()
     );
-    let cold = asked(&stack, &[slo, ("predictionbasedrouting", "True")]).await?;
+    let cold = send_explained(&stack, &[slo, ("predictionbasedrouting", "True")]).await?;
     assert_eq!(
         (cold.status, &reasons(&cold)?["profile"]),
         (200, &json!("slo"))
@@ -146,7 +146,7 @@ async fn the_proposals_example_runs_as_it_is() -> Result<()> {
 
     learn(&stack).await?;
     let predicted = wait_for(LIMIT, "the proxy to predict", || async {
-        let reasons = reasons(&asked(&stack, &LOOSE).await.ok()?).ok()?;
+        let reasons = reasons(&send_explained(&stack, &LOOSE).await.ok()?).ok()?;
         reasons["candidates"][0]["predicted"]["tpot"]["headroom_ms"]
             .as_f64()
             .map(|_| reasons)
@@ -218,7 +218,7 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
     tokio::time::sleep(Duration::from_millis(200)).await;
     reported("others there", 1234.0).await?;
     // A request with this SLO is shed if it is not critical.
-    let shed = asked(
+    let shed = send_explained(
         &stack,
         &[("x-slo-tpot-ms", "0.1"), ("PredictionBasedRouting", "true")],
     )
@@ -243,7 +243,7 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_worker() -> Result<()> 
         .await?;
     learn(&stack).await?;
     let limit_ms = || async {
-        let reply = asked(&stack, &LOOSE).await.ok()?;
+        let reply = send_explained(&stack, &LOOSE).await.ok()?;
         reasons(&reply).ok()?["candidates"][0]["predicted"]["tpot"]["limit_ms"].as_f64()
     };
     wait_for(LIMIT, "the proxy to predict", limit_ms).await?;
@@ -289,7 +289,7 @@ fn objectives(rows: &[(&str, i32)]) -> Result<tempfile::TempDir> {
 async fn predicting(stack: &Stack, headers: &[(&str, &str)], valid: bool) -> Result<()> {
     let headers = [headers, &[("x-llm-d-inference-objective", "probe")]].concat();
     let all = || async {
-        let reasons = reasons(&asked(stack, &headers).await.ok()?).ok()?;
+        let reasons = reasons(&send_explained(stack, &headers).await.ok()?).ok()?;
         let of = |candidate: &Value| {
             let predicted = &candidate["predicted"];
             predicted["tpot"]["headroom_ms"].is_number() && predicted["valid"] == json!(valid)

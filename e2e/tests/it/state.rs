@@ -417,7 +417,12 @@ async fn a_broken_stream_is_opened_again_by_the_same_process() -> Result<()> {
         proxy_message::Message::Hello(hello) => Some(hello),
         _ => None,
     };
-    let hellos: Vec<state::Hello> = scene.daemon.heard().into_iter().filter_map(hello).collect();
+    let hellos: Vec<state::Hello> = scene
+        .daemon
+        .received()
+        .into_iter()
+        .filter_map(hello)
+        .collect();
     assert!(hellos.len() >= 5, "{hellos:?}");
     let one = |hello: &state::Hello| {
         (
@@ -458,15 +463,16 @@ async fn every_worker_follows_and_is_counted() -> Result<()> {
     // Each VM reports the version that it has. The main thread's VM serves no requests, but this VM
     // has the state too.
     let vms = || async {
-        let latest = scene
-            .daemon
-            .heard()
-            .into_iter()
-            .rev()
-            .find_map(|message| match message {
-                proxy_message::Message::Report(report) => Some(report),
-                _ => None,
-            })?;
+        let latest =
+            scene
+                .daemon
+                .received()
+                .into_iter()
+                .rev()
+                .find_map(|message| match message {
+                    proxy_message::Message::Report(report) => Some(report),
+                    _ => None,
+                })?;
         let rows = latest
             .counters
             .iter()

@@ -50,6 +50,9 @@ rules! {
     tests_are_never_ignored: ["crates/proto/src/lib.rs" => "#[test]\n#[ignore]\nfn f() {}"];
     modules_have_names: ["crates/proto/src/wire/mod.rs" => ""];
     members_take_the_lints: ["crates/proto/Cargo.toml" => "[package]\nname = \"proto\"\n"];
+    members_take_the_repository: [
+        "crates/proto/Cargo.toml" => "[package]\nname = \"proto\"\nlicense.workspace = true\n",
+    ];
     fuzz_crates_stand_alone: ["crates/proto/fuzz/Cargo.toml" => "[package]\nname = \"proto-fuzz\"\n"];
     pure_crates_repeat_the_bans: [
         "clippy.toml" => "disallowed-methods = [\n  { path = \"std::env::set_var\", reason = \"races\" },\n]\n",
@@ -71,6 +74,9 @@ rules! {
     ];
     recipes_list_every_file: [
         "crates/exchange/src/headers.rs" => "const LAST: RequestApi = RequestApi::Conversations;",
+    ];
+    recipes_count_their_files: [
+        "CONTRIBUTING.md" => "**A thing** changes 3 files.\n1. `a/b.rs`: a row.\n2. `a/c.rs`, if it has one.\n",
     ];
     documented_ports_exist: [
         "docs/how-to/envoy.md" => "| 8081 | Envoy | clients |\n",

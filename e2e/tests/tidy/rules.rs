@@ -302,10 +302,16 @@ pub(crate) fn direct_dependencies_are_few(tree: &SourceTree) -> Vec<String> {
 }
 
 pub(crate) fn members_take_the_lints(tree: &SourceTree) -> Vec<String> {
-    let members = tree.where_path(|path| path.ends_with("/Cargo.toml"));
-    let members = members.filter(|file| !file.text.contains("[workspace]"));
-    let bare = members.filter(|file| !file.text.contains("[lints]\nworkspace = true"));
+    let bare = members(tree).filter(|file| !file.text.contains("[lints]\nworkspace = true"));
     bare.map(|file| format!("{}: does not take the workspace's lints", file.path))
+        .collect()
+}
+
+/// Checks that each member takes the address of the repository from the workspace, so that the
+/// address is set in one place. Fuzz crates are not members, and are not published.
+pub(crate) fn members_take_the_repository(tree: &SourceTree) -> Vec<String> {
+    let bare = members(tree).filter(|file| !file.text.contains("\nrepository.workspace = true\n"));
+    bare.map(|file| format!("{}: lacks repository.workspace = true", file.path))
         .collect()
 }
 
@@ -461,9 +467,11 @@ struct RecipeExample {
     name: &'static str,
     /// The marks of the new case. Each file that the case touches contains at least one of them.
     marks: &'static [&'static str],
+    /// The folders and files of tests and tools that the recipe changes too.
+    tests: &'static [&'static str],
 }
 
-const RECIPES: [RecipeExample; 4] = [
+const RECIPES: [RecipeExample; 5] = [
     RecipeExample {
         title: "**A scorer**",
         name: "running_requests_size",
@@ -472,6 +480,8 @@ const RECIPES: [RecipeExample; 4] = [
             "running_requests_size::",
             "\"running-requests-size-scorer\"",
         ],
+        // The second implementation in the tests must know each scorer.
+        tests: &["crates/scheduler/tests/it/oracle.rs"],
     },
     RecipeExample {
         title: "**An engine's metric**",
@@ -480,6 +490,13 @@ const RECIPES: [RecipeExample; 4] = [
             "name: \"kv_cache_utilization\"",
             "\"vllm:kv_cache_usage_perc\"",
         ],
+        tests: &[],
+    },
+    RecipeExample {
+        title: "**An engine**",
+        name: "",
+        marks: &["\"trtllm-serve\"", "\"trtllm_num_requests_waiting\""],
+        tests: &["tools/testbed/src/", "e2e/tests/it/"],
     },
     RecipeExample {
         title: "**A discovery backend**",
@@ -489,11 +506,13 @@ const RECIPES: [RecipeExample; 4] = [
             "struct DirectoryBackend",
             "DirectorySource",
         ],
+        tests: &[],
     },
     RecipeExample {
         title: "**A request API**",
         name: "",
         marks: &["Conversations"],
+        tests: &[],
     },
 ];
 
@@ -502,12 +521,7 @@ const RECIPES: [RecipeExample; 4] = [
 pub(crate) fn recipes_list_every_file(tree: &SourceTree) -> Vec<String> {
     let guide = tree.text("CONTRIBUTING.md");
     let crates = ["crates/", "control-plane/src/", "filter/src/"];
-    // The second implementation in the tests must know each scorer.
-    let twin = "crates/scheduler/tests/it/oracle.rs";
     let is_product = |path: &str| {
-        if path == twin {
-            return true;
-        }
         crates.iter().any(|folder| path.starts_with(folder))
             && path.ends_with(".rs")
             && !path.ends_with("/tests.rs")
@@ -516,7 +530,13 @@ pub(crate) fn recipes_list_every_file(tree: &SourceTree) -> Vec<String> {
                 .any(|folder| path.contains(folder))
     };
     let mut complaints = Vec::new();
-    for RecipeExample { title, name, marks } in RECIPES {
+    for RecipeExample {
+        title,
+        name,
+        marks,
+        tests,
+    } in RECIPES
+    {
         let recipe = guide.find(title).map_or("", |start| &guide[start..]);
         let steps: String = recipe.lines().take_while(|line| !line.is_empty()).collect();
         let listed = steps.replace("NAME", name);
@@ -524,7 +544,9 @@ pub(crate) fn recipes_list_every_file(tree: &SourceTree) -> Vec<String> {
             file.code()
                 .any(|(_, line)| marks.iter().any(|mark| line.contains(mark)))
         };
-        let files: Vec<&SourceFile> = tree.where_path(is_product).filter(named).collect();
+        let is_searched =
+            |path: &str| is_product(path) || tests.iter().any(|start| path.starts_with(start));
+        let files: Vec<&SourceFile> = tree.where_path(is_searched).filter(named).collect();
         if files.len() < 2 {
             complaints.push(format!(
                 "CONTRIBUTING.md: no code follows the recipe {title}"
@@ -540,7 +562,76 @@ pub(crate) fn recipes_list_every_file(tree: &SourceTree) -> Vec<String> {
     complaints
 }
 
+/// Checks the numbers in the first sentence of a recipe. The first number counts the files in steps
+/// without a condition. If steps have a condition, the second number counts all files.
+pub(crate) fn recipes_count_their_files(tree: &SourceTree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let guide = tree.text("CONTRIBUTING.md");
+    for recipe in guide.split("\n\n").filter(|text| text.starts_with("**")) {
+        let Some((head, steps)) = recipe.split_once("\n1. ") else {
+            continue;
+        };
+        let head = head.replace('\n', " ");
+        let sentence = head.split(". ").next().unwrap_or_default();
+        let Some((title, counts)) = sentence.split_once(" changes ") else {
+            continue;
+        };
+        let stated: Vec<usize> = counts
+            .split(|c: char| !c.is_ascii_digit())
+            .filter_map(|number| number.parse().ok())
+            .collect();
+        let mut always = BTreeSet::new();
+        let mut all = BTreeSet::new();
+        for step in numbered_steps(steps) {
+            let has_condition = step
+                .split(|c: char| !c.is_alphabetic())
+                .any(|word| ["if", "If", "unless"].contains(&word));
+            for file in files_in_code_spans(&step) {
+                if !has_condition {
+                    always.insert(file.to_owned());
+                }
+                all.insert(file.to_owned());
+            }
+        }
+        let mut listed = vec![always.len(), all.len()];
+        listed.dedup();
+        if stated != listed {
+            complaints.push(format!(
+                "CONTRIBUTING.md: the recipe {title} states {stated:?} files and lists {listed:?}"
+            ));
+        }
+    }
+    complaints
+}
+
 // === helpers ===
+
+/// Returns the steps of a numbered list, each in one line. `list` begins after the first number.
+fn numbered_steps(list: &str) -> Vec<String> {
+    let mut steps = vec![String::new()];
+    for line in list.lines() {
+        let is_next = line
+            .split_once(". ")
+            .is_some_and(|(number, _)| number.parse::<u32>().is_ok());
+        if is_next {
+            steps.push(String::new());
+        }
+        if let Some(step) = steps.last_mut() {
+            step.push_str(line);
+            step.push(' ');
+        }
+    }
+    steps
+}
+
+/// Returns the code spans of a text that name a file or a folder.
+fn files_in_code_spans(text: &str) -> impl Iterator<Item = &str> {
+    let spans = text.split('`').skip(1).step_by(2);
+    spans.filter(|span| {
+        let ends = [".rs", ".toml", ".yaml", ".json", "/"];
+        !span.contains(' ') && ends.iter().any(|end| span.ends_with(end))
+    })
+}
 
 /// Returns one complaint for each line of code that `judge` objects to.
 fn complain<'a>(
@@ -557,6 +648,12 @@ fn complain<'a>(
         }
     }
     complaints
+}
+
+/// Returns the manifests of the workspace's members.
+fn members(tree: &SourceTree) -> impl Iterator<Item = &SourceFile> {
+    tree.under("", "/Cargo.toml")
+        .filter(|file| !file.text.contains("[workspace]"))
 }
 
 /// Returns the names under `[dependencies]` in a manifest.

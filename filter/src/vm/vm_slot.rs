@@ -74,7 +74,7 @@ impl<H: Host> VmState<H> {
                 if slot.is_none() && (before.is_some() || !known) {
                     let vm_slots = VM_SLOTS_MAX;
                     log::warn!(
-                        "all {vm_slots} VM slots for workers are taken: VM {:016x} picks by its own state only, until a slot is free",
+                        "no VM slot is free, of {vm_slots}: VM {:016x} shares no state with other workers until a slot is free",
                         self.id
                     );
                 }

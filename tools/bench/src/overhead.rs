@@ -297,7 +297,7 @@ async fn measure(
     }
     rows.iter()
         .filter(|row| row.front != RequestPath::Minimal.name())
-        .for_each(|row| println!("{}", said(row)));
+        .for_each(|row| println!("{}", describe_row(row)));
     Ok(rows)
 }
 
@@ -348,12 +348,12 @@ fn row(
     }
 }
 
-fn said(row: &OverheadRow) -> String {
+fn describe_row(row: &OverheadRow) -> String {
     format!(
         "{:>8} / {:<7} {}: p50 {:>7.1} + {:.1} ({:.1}) us, {:.2} x  p99 + {:.0} ({:.0})  cpu {:>6.1} + {:.1} ({:.1}) us, {:.2} x  daemon {:.1}  req/s {:.0} %  errors {}",
         row.front,
         row.base,
-        row.case.said(),
+        row.case.describe(),
         row.p50_us,
         row.added_p50_us,
         row.iqr_us,
@@ -390,7 +390,7 @@ impl OverheadCase {
 
     /// Describes the load of the case, and in which factors the case differs from the standard case
     /// of its body size.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let load = self.rate_rps.map_or_else(
             || format!("{} connections", self.connections),
             |rate| format!("open loop, {rate}/s"),

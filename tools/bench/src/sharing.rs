@@ -92,8 +92,8 @@ struct SharingCost {
 pub(crate) async fn bench(args: Args) -> Result<()> {
     let four = cost(3, ENDPOINTS).await?;
     let large = cost(LARGE[0], LARGE[1]).await?;
-    println!("{}", said(3, ENDPOINTS, four));
-    println!("{}", said(LARGE[0], LARGE[1], large));
+    println!("{}", describe_cost(3, ENDPOINTS, four));
+    println!("{}", describe_cost(LARGE[0], LARGE[1], large));
     println!("{}", live().await?);
     let two = cost(1, ENDPOINTS).await?;
     let mut rows = Vec::new();
@@ -304,7 +304,7 @@ async fn live() -> Result<String> {
     ))
 }
 
-fn said(peers: u32, endpoints: u32, cost: SharingCost) -> String {
+fn describe_cost(peers: u32, endpoints: u32, cost: SharingCost) -> String {
     format!(
         "a pick with {} workers and {endpoints} endpoints, when all other workers have changed: {:.2} us to read their load, {:.2} us to publish its own",
         peers + 1,

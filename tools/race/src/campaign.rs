@@ -335,7 +335,7 @@ fn read_run(path: &Path, status: ExitStatus, router: &str) -> Result<RunRecord> 
 
 /// Describes a run in one line, for the terminal.
 fn line_of(run: &RunRecord) -> String {
-    let figure = |figure: crate::judge::RaceFigure| figure.of(run.requests.iter());
+    let figure = |figure: crate::judge::RaceFigure| figure.compute(run.requests.iter());
     let engines: Vec<String> = run
         .engines
         .iter()

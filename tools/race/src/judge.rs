@@ -106,7 +106,7 @@ impl RaceFigure {
     }
 
     /// Returns the figure of these requests, in ms, or NaN without requests.
-    pub fn of<'a>(self, requests: impl Iterator<Item = &'a RequestRecord>) -> f64 {
+    pub fn compute<'a>(self, requests: impl Iterator<Item = &'a RequestRecord>) -> f64 {
         match self {
             Self::EndToEndMean => mean(requests.map(|request| request.e2e_ms)),
             Self::FirstTokenMean => mean(requests.map(|request| request.ttft_ms)),
@@ -136,8 +136,8 @@ impl RaceFigure {
             return None;
         }
         let figure = |chosen: &[&SessionPair<'_>]| {
-            self.of(chosen.iter().flat_map(|pair| pair.ours.iter().copied()))
-                / self.of(chosen.iter().flat_map(|pair| pair.theirs.iter().copied()))
+            self.compute(chosen.iter().flat_map(|pair| pair.ours.iter().copied()))
+                / self.compute(chosen.iter().flat_map(|pair| pair.theirs.iter().copied()))
         };
         let mut rng = SmallRng::seed_from_u64(SEED);
         let all: Vec<&SessionPair<'_>> = pairs.iter().collect();

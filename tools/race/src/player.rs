@@ -69,7 +69,7 @@ struct PlayedReply {
 impl PlayedReply {
     /// Returns the reply if it has all `asked` tokens. A router may end the stream of a dead engine
     /// without an error, as if the reply were complete, but without `usage`.
-    fn whole(self, asked: u32) -> Result<Self> {
+    fn check_complete(self, asked: u32) -> Result<Self> {
         let tokens = self.usage["completion_tokens"].as_u64().unwrap_or(0);
         if tokens == u64::from(asked) {
             Ok(self)
@@ -145,7 +145,7 @@ impl SessionPlayer {
             let sent = Instant::now();
             let reply = match timeout(REQUEST_TIMEOUT, self.send(&session, body)).await {
                 Ok(reply) => reply
-                    .and_then(|reply| reply.whole(said.output_tokens))
+                    .and_then(|reply| reply.check_complete(said.output_tokens))
                     .map_err(|error| error.to_string()),
                 Err(_) => Err("timeout".to_owned()),
             };
@@ -338,9 +338,17 @@ mod tests {
             text: String::new(),
             usage,
         };
-        assert!(reply(json!({"completion_tokens": 30})).whole(30).is_ok());
-        assert!(reply(json!({"completion_tokens": 29})).whole(30).is_err());
-        assert!(reply(Value::Null).whole(30).is_err(), "no usage");
+        assert!(
+            reply(json!({"completion_tokens": 30}))
+                .check_complete(30)
+                .is_ok()
+        );
+        assert!(
+            reply(json!({"completion_tokens": 29}))
+                .check_complete(30)
+                .is_err()
+        );
+        assert!(reply(Value::Null).check_complete(30).is_err(), "no usage");
     }
 
     #[test]

@@ -218,7 +218,7 @@ impl RouterResult {
                 };
                 let same = figure.ratio(row, ours, again);
                 FigureResult::compare(
-                    figure.of(runs.iter().flat_map(|run| row.requests(run))),
+                    figure.compute(runs.iter().flat_map(|run| row.requests(run))),
                     ratio,
                     same,
                 )

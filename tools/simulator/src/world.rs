@@ -123,7 +123,6 @@ struct Simulation<'w> {
     snapshot: Snapshot,
     learning: SimulatedLearner,
     records: Vec<RequestOutcome>,
-    /// The requests in flight, by number.
     in_flight: Vec<Option<SimulatedRequest>>,
     events: EventQueue<WorldEvent>,
 }
@@ -375,7 +374,7 @@ impl<'w> Simulation<'w> {
         let engine = self
             .engines
             .get_mut(to)
-            .ok_or("an engine that is not there was picked")?;
+            .ok_or("the policy picked an unknown engine")?;
         let arrives = now + engine.spec().api_ms;
         self.events.plan(
             arrives,

@@ -98,7 +98,7 @@ impl PredictedTarget {
     }
 
     /// Returns the prediction, its p90 and the outcome, ms; `None` if one of them is unknown.
-    fn of(self, observed: &EncodedObservation) -> Option<(f64, f64, f64)> {
+    fn prediction_and_outcome(self, observed: &EncodedObservation) -> Option<(f64, f64, f64)> {
         let predicted = observed.predicted?;
         let (middle, decile, seen) = match self {
             Self::Ttft => (
@@ -122,7 +122,7 @@ impl PredictionScores {
     /// Records the outcome of a successful request. Does nothing without a prediction.
     pub fn record(&mut self, observed: &EncodedObservation) {
         for (target, compared) in PredictedTarget::ALL.into_iter().zip(&mut self.compared) {
-            let Some((middle, decile, seen)) = target.of(observed) else {
+            let Some((middle, decile, seen)) = target.prediction_and_outcome(observed) else {
                 continue;
             };
             compared.record(middle, seen);

@@ -200,7 +200,7 @@ impl ObservationIntake {
             let oldest = self
                 .vms
                 .iter()
-                .min_by_key(|(_, heard)| heard.at)
+                .min_by_key(|(_, state)| state.at)
                 .map(|(vm, _)| *vm);
             oldest.and_then(|vm| self.vms.remove(&vm));
         }

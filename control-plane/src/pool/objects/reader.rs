@@ -226,7 +226,9 @@ impl ObjectReader {
     fn objective(&mut self, spec: &LocatedNode<'_>) -> Option<ObjectBody> {
         self.report.map(spec, &["priority", "poolRef"]);
         let priority = match spec.get("priority") {
-            Some(priority) => self.whole(&priority, i64::from(i32::MIN)..=i64::from(i32::MAX))?,
+            Some(priority) => {
+                self.whole_number(&priority, i64::from(i32::MIN)..=i64::from(i32::MAX))?
+            }
             None => 0,
         };
         Some(ObjectBody::Objective {
@@ -288,9 +290,9 @@ impl ObjectReader {
         for target in self.at_most(list.as_ref()) {
             self.report.map(&target, &[key, "weight"]);
             let model = self.named(&target, key);
-            let weight = target
-                .get("weight")
-                .and_then(|weight| self.whole(&weight, weight_min..=i64::from(TARGET_WEIGHT_MAX)));
+            let weight = target.get("weight").and_then(|weight| {
+                self.whole_number(&weight, weight_min..=i64::from(TARGET_WEIGHT_MAX))
+            });
             targets.extend(model.map(|model| TargetSpec {
                 model,
                 weight: weight.and_then(|w| u32::try_from(w).ok()),
@@ -359,7 +361,7 @@ impl ObjectReader {
         None
     }
 
-    fn whole(&mut self, at: &LocatedNode<'_>, range: RangeInclusive<i64>) -> Option<i64> {
+    fn whole_number(&mut self, at: &LocatedNode<'_>, range: RangeInclusive<i64>) -> Option<i64> {
         if let YamlValue::Number(number) = at.node.value
             && number.fract() == 0.0
         {

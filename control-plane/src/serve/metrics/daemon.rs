@@ -111,7 +111,7 @@ impl MetricsCollector {
             per_pool(&|pool| {
                 let proxies = proxies_of(pool).into_iter();
                 proxies
-                    .filter(|proxy| eds.of(&proxy.peer, pool, now) == ProxyEds::None)
+                    .filter(|proxy| eds.state_of(&proxy.peer, pool, now) == ProxyEds::None)
                     .count()
             }),
         )?;

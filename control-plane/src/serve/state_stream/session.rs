@@ -444,7 +444,7 @@ fn gate(
     eds: &EdsStreams,
     now: Instant,
 ) -> MemberGate {
-    match eds.of(peer, pool, now) {
+    match eds.state_of(peer, pool, now) {
         ProxyEds::Acked(revision) => MemberGate::Eds(revision),
         ProxyEds::None if now < begun + EDS_ABSENT_GRACE => MemberGate::Undecided,
         ProxyEds::None => now

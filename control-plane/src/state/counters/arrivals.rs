@@ -35,11 +35,9 @@ pub struct PoolArrivals {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndedRequests {
     pub requests: u64,
-    /// The number of tokens of the prompts.
     pub prompt_tokens: u64,
     /// The number of prompt tokens that the engine had cached.
     pub cached_tokens: u64,
-    /// The number of tokens of the outputs.
     pub output_tokens: u64,
 }
 

@@ -189,7 +189,7 @@ async fn answer_with(answer: ServerAnswer, query: &str) -> Response {
         ServerAnswer::EmptyWhenFiltered(_) | ServerAnswer::RefusesQueries(_)
             if query.is_empty() =>
         {
-            whole(answer).into_response()
+            full_page(answer).into_response()
         }
         ServerAnswer::EmptyWhenFiltered(_) => "".into_response(),
         ServerAnswer::RefusesQueries(_) => StatusCode::BAD_REQUEST.into_response(),
@@ -213,7 +213,7 @@ async fn answer_with(answer: ServerAnswer, query: &str) -> Response {
     }
 }
 
-fn whole(answer: ServerAnswer) -> String {
+fn full_page(answer: ServerAnswer) -> String {
     match answer {
         ServerAnswer::EmptyWhenFiltered(page) | ServerAnswer::RefusesQueries(page) => page,
         _ => String::new(),

@@ -87,7 +87,7 @@ impl TlsFixture {
     }
 }
 
-async fn heard(address: &str, tls: EndpointTls) -> ScrapeEvent {
+async fn first_event(address: &str, tls: EndpointTls) -> ScrapeEvent {
     let location = MetricsLocation {
         https: true,
         ..MetricsLocation::default()
@@ -111,15 +111,15 @@ async fn the_authority_decides_which_servers_are_trusted() {
         ..EndpointTls::default()
     };
     assert!(matches!(
-        heard(&address, trusting(&pki)).await,
+        first_event(&address, trusting(&pki)).await,
         ScrapeEvent::Metrics(..)
     ));
     assert!(matches!(
-        heard(&address, trusting(&stranger)).await,
+        first_event(&address, trusting(&stranger)).await,
         ScrapeEvent::Failed(_, FailReason::Connect(_), 1)
     ));
     assert!(matches!(
-        heard(&address, EndpointTls::default()).await,
+        first_event(&address, EndpointTls::default()).await,
         ScrapeEvent::Failed(_, FailReason::Connect(_), 1)
     ));
     let careless = EndpointTls {
@@ -127,7 +127,7 @@ async fn the_authority_decides_which_servers_are_trusted() {
         ..EndpointTls::default()
     };
     assert!(matches!(
-        heard(&address, careless).await,
+        first_event(&address, careless).await,
         ScrapeEvent::Metrics(..)
     ));
 }
@@ -144,7 +144,7 @@ async fn endpoints_may_require_a_client_certificate() {
         ..EndpointTls::default()
     };
     assert!(matches!(
-        heard(&address, known).await,
+        first_event(&address, known).await,
         ScrapeEvent::Metrics(..)
     ));
     let unknown = EndpointTls {
@@ -152,7 +152,7 @@ async fn endpoints_may_require_a_client_certificate() {
         ..EndpointTls::default()
     };
     assert!(matches!(
-        heard(&address, unknown).await,
+        first_event(&address, unknown).await,
         ScrapeEvent::Failed(..)
     ));
 }

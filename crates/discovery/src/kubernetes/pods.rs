@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    fn of(conditions: &Value) -> String {
+    fn readiness_of(conditions: &Value) -> String {
         let pod = serde_json::from_value(
             json!({ "metadata": { "name": "p" }, "status": { "conditions": conditions } }),
         )
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn conditions_show_whether_the_pod_or_its_node_is_not_ready() {
         let both = |ready: &str, containers: &str, reason: &str| {
-            of(
+            readiness_of(
                 &json!([{ "type": "Ready", "status": ready, "reason": reason }, { "type": "ContainersReady", "status": containers }]),
             )
         };
@@ -204,10 +204,10 @@ mod tests {
         );
         assert_eq!(both("False", "False", ""), "");
         assert_eq!(
-            of(&json!([{ "type": "Ready", "status": "False" }])),
+            readiness_of(&json!([{ "type": "Ready", "status": "False" }])),
             "its readiness probe fails"
         );
-        assert_eq!(of(&json!([])), "its readiness is not known yet");
+        assert_eq!(readiness_of(&json!([])), "its readiness is not known yet");
     }
 
     #[test]

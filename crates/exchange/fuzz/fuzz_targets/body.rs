@@ -8,28 +8,12 @@ use exchange::body::{self, BodyError, BodyReader, PromptPiece, PromptPieces};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-const APIS: [RequestApi; 14] = [
-    RequestApi::ChatCompletions,
-    RequestApi::Completions,
-    RequestApi::Responses,
-    RequestApi::Embeddings,
-    RequestApi::Messages,
-    RequestApi::Conversations,
-    RequestApi::Images,
-    RequestApi::Render,
-    RequestApi::CountTokens,
-    RequestApi::VllmGenerate,
-    RequestApi::SglangGenerate,
-    RequestApi::VertexChat,
-    RequestApi::VertexPredict,
-    RequestApi::Task,
-];
-
 fuzz_target!(|bytes: &[u8]| {
     let Some((&[choice, first, second], body)) = bytes.split_first_chunk() else {
         return;
     };
-    let api = APIS[usize::from(choice) % APIS.len()];
+    let apis: Vec<RequestApi> = RequestApi::all().collect();
+    let api = apis[usize::from(choice) % apis.len()];
     let read = body::parse(api, body, PromptPieces::default());
     if api.is_grpc() {
         return; // read only when whole, and nothing to compare with

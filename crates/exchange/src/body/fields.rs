@@ -1,4 +1,5 @@
-//! The fields of a request body by API: which fields are read, and which belong to the prompt.
+//! The fields of a request body. The API's row in [`crate::api`] says which top-level members are
+//! read, and which belong to the prompt.
 //!
 //! Every API nests the same items in a different way: text, media, and objects (messages, parts,
 //! items, tool calls) that contain more of these. So one function reads all prompts: a string is
@@ -9,7 +10,7 @@ use std::ops::Range;
 
 use super::SaltPlace;
 use super::prompt_sink::{PromptSection, PromptSink};
-use crate::api::RequestApi;
+use crate::api::{ApiRow, Field, RequestApi, SamplingLimit};
 use crate::json::visitor::{JsonVisitor, Wanted};
 use crate::json::write::JsonWriter;
 use crate::json::{JsonKind, JsonStr};
@@ -17,12 +18,12 @@ use crate::number;
 
 /// The maximum number of levels of nested objects (message, part, tool result, its part) that are
 /// read by field. Anything deeper is one piece of text.
-const LEVELS_MAX: u32 = 4;
+const LEVELS_MAX: u8 = 4;
 
 /// The fields seen so far. A later duplicate replaces an earlier one.
 #[derive(Debug)]
 pub(super) struct BodyFields<P> {
-    api: RequestApi,
+    api: &'static ApiRow,
     /// The containers whose content is read, the innermost last.
     walked: Vec<Walked>,
     /// The meaning of the next value of an object.
@@ -105,38 +106,10 @@ enum Walked {
     Body,
     Conversation,
     StreamOptions,
-    SamplingParams,
+    SamplingParams(SamplingLimit),
     /// A message, part or item.
-    Object(PromptSection, u32),
-    Array(PromptSection, u32),
-}
-
-/// The meaning of a value.
-#[derive(Clone, Copy, Debug)]
-enum Field {
-    Body,
-    Model,
-    Stream,
-    StreamOptions,
-    IncludeUsage,
-    MaxCompletionTokens,
-    MaxTokens,
-    SamplingParams,
-    /// How many outputs each prompt has.
-    Outputs,
-    CacheSalt,
-    /// An id, or an object with an id.
-    StoredId,
-    /// An object with the id of a stored prompt.
-    StoredPrompt,
-    /// Text, or objects and arrays with more of it, at this level.
-    Content(PromptSection, u32),
-    /// Text that the template prints unchanged.
-    Text(PromptSection),
-    /// An image, video, audio clip or file.
-    Media(PromptSection),
-    /// A value that is not read.
-    Other,
+    Object(PromptSection, u8),
+    Array(PromptSection, u8),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -151,7 +124,7 @@ enum RawPiece {
 impl<P: PromptSink> BodyFields<P> {
     pub(super) fn new(api: RequestApi, prompt: P) -> Self {
         Self {
-            api,
+            api: api.row(),
             walked: Vec::new(),
             next: Field::Body,
             raw: RawPiece::Text(PromptSection::Turns),
@@ -185,94 +158,17 @@ impl<P: PromptSink> BodyFields<P> {
         }
     }
 
-    /// Starts a section again.
-    #[inline(never)] // several callers, and the wasm module should be small
-    fn section(&mut self, section: PromptSection) -> PromptSection {
-        self.prompt.clear(section);
-        self.count(section, |counts| *counts = SectionCounts::default());
-        section
-    }
-
-    /// Returns the meaning of a top-level field.
+    /// Returns the meaning of a top-level field. A field of the prompt starts its section again.
     fn field(&mut self, name: &[u8]) -> Field {
         if self.salt == SaltPlace::NoMember {
             self.salt = SaltPlace::Absent;
         }
-        match (name, self.api) {
-            (b"model", _) => Field::Model,
-            (b"stream", _) => Field::Stream,
-            (b"stream_options", _) => Field::StreamOptions,
-            (b"n" | b"best_of", _) => Field::Outputs,
-            (b"prompt", RequestApi::Responses) => Field::StoredPrompt,
-            (
-                b"max_completion_tokens",
-                RequestApi::ChatCompletions | RequestApi::VertexChat | RequestApi::Invocations,
-            ) => Field::MaxCompletionTokens,
-            (
-                b"max_tokens",
-                RequestApi::ChatCompletions
-                | RequestApi::VertexChat
-                | RequestApi::Completions
-                | RequestApi::Messages
-                | RequestApi::Invocations,
-            )
-            | (b"max_output_tokens", RequestApi::Responses | RequestApi::VertexPredict) => {
-                Field::MaxTokens
-            }
-            (b"sampling_params", RequestApi::VllmGenerate | RequestApi::SglangGenerate) => {
-                Field::SamplingParams
-            }
-            (b"extra_key" | b"cache_salt", _) if name == self.api.salt_name().as_bytes() => {
-                Field::CacheSalt
-            }
-            (
-                b"previous_response_id" | b"conversation",
-                RequestApi::Responses | RequestApi::Task,
-            ) => Field::StoredId,
-            _ => self.prompt_field(name),
+        let field = self.api.field(name);
+        if let Field::Text(section) | Field::Content(section, _) = field {
+            self.prompt.clear(section);
+            self.count(section, |counts| *counts = SectionCounts::default());
         }
-    }
-
-    /// Returns the meaning of a top-level field, if it belongs to the prompt.
-    fn prompt_field(&mut self, name: &[u8]) -> Field {
-        match (name, self.api) {
-            // These APIs generate nothing. So the engine caches no prompt, or it is not known what
-            // it caches.
-            (_, RequestApi::Render | RequestApi::CountTokens | RequestApi::Task) => Field::Other,
-            (b"tools", _) => Field::Text(self.section(PromptSection::Tools)),
-            (b"system", RequestApi::Messages)
-            | (b"instructions", RequestApi::Responses | RequestApi::VertexPredict) => {
-                Field::Content(self.section(PromptSection::System), 0)
-            }
-            (
-                b"messages",
-                RequestApi::ChatCompletions
-                | RequestApi::VertexChat
-                | RequestApi::Messages
-                | RequestApi::Embeddings
-                | RequestApi::Invocations,
-            )
-            | (b"prompt", RequestApi::Completions | RequestApi::Images | RequestApi::Invocations)
-            | (
-                b"input",
-                RequestApi::Responses
-                | RequestApi::VertexPredict
-                | RequestApi::Embeddings
-                | RequestApi::Invocations,
-            )
-            | (b"items", RequestApi::Conversations)
-            | (b"token_ids", RequestApi::VllmGenerate)
-            | (b"text" | b"input_ids", RequestApi::SglangGenerate) => {
-                Field::Content(self.section(PromptSection::Turns), 0)
-            }
-            // The prompt's tokens mark the places of media, with the same mark for all media. So
-            // the media are hashed first.
-            (b"features", RequestApi::VllmGenerate)
-            | (b"image_data" | b"video_data" | b"audio_data", RequestApi::SglangGenerate) => {
-                Field::Media(PromptSection::System)
-            }
-            _ => Field::Other,
-        }
+        field
     }
 
     /// Forgets the earlier value of a field, as engines do. Ids are kept, because several fields
@@ -284,7 +180,7 @@ impl<P: PromptSink> BodyFields<P> {
             Field::Stream => self.flags.stream = false,
             Field::StreamOptions | Field::IncludeUsage => self.flags.include_usage = false,
             Field::MaxCompletionTokens => self.max_completion_tokens = None,
-            Field::MaxTokens | Field::SamplingParams => self.max_tokens = None,
+            Field::MaxTokens | Field::SamplingParams(_) => self.max_tokens = None,
             Field::CacheSalt => {
                 self.cache_salt.clear();
                 self.salt = SaltPlace::Unwritable;
@@ -294,13 +190,7 @@ impl<P: PromptSink> BodyFields<P> {
             }
             // An array may be several prompts.
             Field::Content(_, 0) => {
-                self.flags.several_outputs |= kind == JsonKind::Array
-                    && matches!(
-                        self.api,
-                        RequestApi::Completions
-                            | RequestApi::Invocations
-                            | RequestApi::SglangGenerate
-                    );
+                self.flags.several_outputs |= kind == JsonKind::Array && self.api.several_prompts;
             }
             Field::Outputs
             | Field::Content(..)
@@ -337,7 +227,7 @@ impl<P: PromptSink> BodyFields<P> {
         kind: JsonKind,
         first: Option<u8>,
         section: PromptSection,
-        level: u32,
+        level: u8,
     ) -> Wanted {
         match kind {
             _ if level >= LEVELS_MAX => self.text(kind, section),
@@ -356,16 +246,16 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
     #[inline(never)] // several callers, and the wasm module should be small
     fn key(&mut self, key: &JsonStr<'_>) {
         let name = key.name();
-        self.next = match (self.walked.last(), name.as_ref(), self.api) {
-            (Some(Walked::Body), name, _) => self.field(name),
-            (Some(Walked::StreamOptions), b"include_usage", _) => Field::IncludeUsage,
-            (Some(Walked::Conversation), b"id", _) => Field::StoredId,
-            (Some(Walked::SamplingParams), b"max_tokens", RequestApi::VllmGenerate)
-            | (Some(Walked::SamplingParams), b"max_new_tokens", RequestApi::SglangGenerate) => {
+        self.next = match (self.walked.last(), name.as_ref()) {
+            (Some(Walked::Body), name) => self.field(name),
+            (Some(Walked::StreamOptions), b"include_usage") => Field::IncludeUsage,
+            (Some(Walked::Conversation), b"id") => Field::StoredId,
+            (Some(Walked::SamplingParams(SamplingLimit::MaxTokens)), b"max_tokens")
+            | (Some(Walked::SamplingParams(SamplingLimit::MaxNewTokens)), b"max_new_tokens") => {
                 Field::MaxTokens
             }
-            (Some(Walked::SamplingParams), b"n", _) => Field::Outputs,
-            (Some(&Walked::Object(section, level)), name, _) => content_of(name, section, level),
+            (Some(Walked::SamplingParams(_)), b"n") => Field::Outputs,
+            (Some(&Walked::Object(section, level)), name) => content_of(name, section, level),
             _ => Field::Other,
         };
     }
@@ -376,7 +266,7 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             // An array inside an array: one prompt of several, or a list where no API has one. An
             // array is one level too, so brackets alone cannot nest deeper than objects.
             Some(&Walked::Array(section, level)) => {
-                Field::Content(section, level + u32::from(kind == JsonKind::Array))
+                Field::Content(section, level + u8::from(kind == JsonKind::Array))
             }
             _ => self.next,
         };
@@ -384,7 +274,9 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
         match field {
             Field::Body if kind == JsonKind::Object => self.walk(Walked::Body),
             Field::StreamOptions if kind == JsonKind::Object => self.walk(Walked::StreamOptions),
-            Field::SamplingParams if kind == JsonKind::Object => self.walk(Walked::SamplingParams),
+            Field::SamplingParams(limit) if kind == JsonKind::Object => {
+                self.walk(Walked::SamplingParams(limit))
+            }
             Field::StoredId if kind == JsonKind::Object => self.walk(Walked::Conversation),
             Field::Model | Field::StoredId if kind == JsonKind::String => Wanted::Whole,
             Field::Stream | Field::IncludeUsage if kind == JsonKind::Boolean => Wanted::Whole,
@@ -480,7 +372,7 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
 
 /// Returns the meaning of a field in a message, part or item of any API. The function leaves out
 /// some fields on purpose: ids, `type`, `status`, `cache_control`, `signature`, `detail`.
-fn content_of(name: &[u8], section: PromptSection, level: u32) -> Field {
+fn content_of(name: &[u8], section: PromptSection, level: u8) -> Field {
     match name {
         b"content" | b"output" | b"summary" => Field::Content(section, level),
         b"role" | b"name" | b"text" | b"refusal" | b"reasoning" | b"reasoning_content"

@@ -25,7 +25,7 @@ const BODIES: &[&[u8]] = &[
     br#"{"model":{"a":[1]}}"#, br#"{"model":""}"#, br#"{"messages":[],"n":1}"#, br#"{"model":"m","messages":[}"#, br#"{"model":"m",}"#, br#"{"model":"m"]"#,
 ];
 
-fn whole(path: &str, body: &[u8]) -> Result<String, BodyError> {
+fn in_one_piece(path: &str, body: &[u8]) -> Result<String, BodyError> {
     body::parse(
         RequestApi::for_request(b"POST", path.as_bytes()),
         body,
@@ -72,7 +72,7 @@ fn agrees(body: &[u8], read: &Result<String, BodyError>) {
 fn a_body_may_be_cut_anywhere() {
     for body in BODIES {
         for path in APIS {
-            let read = whole(path, body);
+            let read = in_one_piece(path, body);
             agrees(body, &read);
             let every_byte: Vec<usize> = (1..body.len()).collect();
             let shown = String::from_utf8_lossy(body);
@@ -91,7 +91,7 @@ fn a_body_may_be_cut_anywhere() {
 #[test]
 fn the_goldens_read_alike_in_pieces() {
     golden::for_each_case("bodies", |path, body| {
-        let read = whole(path, body);
+        let read = in_one_piece(path, body);
         for step in [1, 2, 3, 7, 64, 65] {
             let cuts: Vec<usize> = (1..body.len()).step_by(step).collect();
             assert_eq!(
@@ -114,7 +114,7 @@ fn nesting_has_the_same_limit() {
                     open.repeat(levels),
                     close.repeat(levels)
                 );
-                let read = whole(APIS[0], body.as_bytes());
+                let read = in_one_piece(APIS[0], body.as_bytes());
                 agrees(body.as_bytes(), &read);
                 let cuts: Vec<usize> = (1..body.len()).step_by(5).collect();
                 assert_eq!(in_pieces(APIS[0], body.as_bytes(), &cuts), read);
@@ -200,7 +200,7 @@ proptest! {
     #[test]
     fn cuts_do_not_matter(body in fields(), path in proptest::sample::select(APIS.to_vec()), cuts in prop::collection::vec(any::<Index>(), 0..12)) {
         let body = body.as_bytes();
-        let read = whole(path, body);
+        let read = in_one_piece(path, body);
         agrees(body, &read);
         prop_assert_eq!(in_pieces(path, body, &sorted(&cuts, body.len())), read);
     }
@@ -214,14 +214,14 @@ proptest! {
         let at = place.index(body.len() + 1);
         body.splice(at..(at + 1).min(body.len()), bytes);
         body.truncate(end.index(3 * body.len() + 1));
-        let read = whole(path, &body);
+        let read = in_one_piece(path, &body);
         agrees(&body, &read);
         prop_assert_eq!(in_pieces(path, &body, &sorted(&cuts, body.len())), read);
     }
 
     #[test]
     fn nor_in_any_bytes(body in prop::collection::vec(any::<u8>(), 0..200), cuts in prop::collection::vec(any::<Index>(), 0..12)) {
-        let read = whole(APIS[0], &body);
+        let read = in_one_piece(APIS[0], &body);
         agrees(&body, &read);
         prop_assert_eq!(in_pieces(APIS[0], &body, &sorted(&cuts, body.len())), read);
     }

@@ -56,7 +56,7 @@ impl UnreadCase {
         self.host.log.clear();
     }
 
-    fn whole() -> Self {
+    fn json() -> Self {
         Self::answered(ResponseHead {
             content_type: Some(b"application/json"),
             content_length: Some(1 << 20),
@@ -131,7 +131,7 @@ impl UnreadCase {
 
 #[test]
 fn the_place_is_free_at_the_last_byte_and_not_when_the_client_has_read_it() {
-    let mut case = UnreadCase::whole();
+    let mut case = UnreadCase::json();
     case.piece(PIECE);
     assert_eq!(case.places(), (1, 0));
     let _ = case.driver.response_body(&mut case.host, 1, true);
@@ -156,7 +156,7 @@ fn the_place_is_free_at_the_trailers_and_at_headers_without_a_body() {
 
 #[test]
 fn a_complete_reply_that_stops_is_not_read_and_is_reset_later() {
-    let mut case = UnreadCase::whole();
+    let mut case = UnreadCase::json();
     case.piece(PIECE);
     assert_eq!(case.wait(4_999), "");
     assert_eq!(case.wait(1), "Unread");
@@ -174,7 +174,7 @@ fn a_complete_reply_that_stops_is_not_read_and_is_reset_later() {
 
 #[test]
 fn no_reply_is_reset_where_the_settings_say_never() {
-    let mut case = UnreadCase::whole();
+    let mut case = UnreadCase::json();
     case.host.settings.unread_reset_ms = 0;
     case.piece(PIECE);
     let _ = case.wait(5_000);
@@ -183,7 +183,7 @@ fn no_reply_is_reset_where_the_settings_say_never() {
 
 #[test]
 fn a_client_that_reads_slowly_is_not_cut() {
-    let mut case = UnreadCase::whole();
+    let mut case = UnreadCase::json();
     case.piece(PIECE);
     assert_eq!(case.wait(4_999), "");
     case.piece(PIECE);
@@ -232,7 +232,7 @@ fn a_client_that_reads_a_little_at_a_time_keeps_its_stream_and_not_the_place() {
 
 #[test]
 fn a_short_reply_is_unread_as_well_because_other_streams_may_fill_the_buffer() {
-    let mut case = UnreadCase::whole();
+    let mut case = UnreadCase::json();
     case.piece(10_000);
     assert_eq!(case.wait(5_000), "Unread");
     assert_eq!(case.places(), (0, 1));

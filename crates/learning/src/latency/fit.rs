@@ -92,7 +92,7 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
             |own| (RIDGE * own + 1e-12, 0.0),
             SWEEPS,
         );
-        shape.weights = weights.map(narrow);
+        shape.weights = weights.map(to_f32);
     }
     shape
 }
@@ -290,6 +290,6 @@ pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
 }
 
 // The cast rounds, which is intended.
-fn narrow(number: f64) -> f32 {
+fn to_f32(number: f64) -> f32 {
     number as f32
 }

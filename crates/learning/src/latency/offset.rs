@@ -250,7 +250,7 @@ impl EndpointOffsets {
     }
 
     /// Returns the offset of `endpoint`; the mean of all endpoints if `endpoint` is unknown.
-    pub(super) fn of(&self, endpoint: EndpointRef) -> f32 {
+    pub(super) fn offset_of(&self, endpoint: EndpointRef) -> f32 {
         self.row(endpoint)
             .map_or_else(|| self.mean(), |row| row.slow)
             .clamp(*OFFSETS.start(), *OFFSETS.end())
@@ -270,7 +270,7 @@ impl EndpointOffsets {
 
     /// Returns the offset of `endpoint` relative to the mean of all endpoints.
     pub(super) fn relative(&self, endpoint: EndpointRef) -> f32 {
-        (self.of(endpoint) - self.mean()).clamp(*OFFSETS.start(), *OFFSETS.end())
+        (self.offset_of(endpoint) - self.mean()).clamp(*OFFSETS.start(), *OFFSETS.end())
     }
 
     pub(super) fn slots(&self) -> usize {

@@ -92,7 +92,8 @@ impl TargetModel {
             return false;
         };
         let middle = log_of(shape, self.target, x);
-        let predicted = predicted.map(|predicted| self.target.of(predicted).map(libm::logf));
+        let predicted =
+            predicted.map(|predicted| self.target.median_and_p90(predicted).map(libm::logf));
         match predicted.filter(|logs| logs.iter().all(|log| log.is_finite())) {
             Some([median, p90]) => {
                 self.offsets
@@ -105,7 +106,8 @@ impl TargetModel {
                 );
             }
             None => {
-                let median = middle + self.offsets.trust() * self.offsets.of(sample.endpoint);
+                let median =
+                    middle + self.offsets.trust() * self.offsets.offset_of(sample.endpoint);
                 self.errors.push(median, log - median, None, delay);
             }
         }

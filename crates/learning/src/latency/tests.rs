@@ -570,11 +570,12 @@ fn an_unknown_endpoint_has_the_mean_offset() {
     (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 1.0, 5.0));
     (0..20).for_each(|_| _ = offsets.push(endpoint(2, 1), 0.0, 5.0));
     assert_eq!(
-        [endpoint(1, 2), endpoint(0, 0), endpoint(9, 1)].map(|unknown| offsets.of(unknown)),
+        [endpoint(1, 2), endpoint(0, 0), endpoint(9, 1)].map(|unknown| offsets.offset_of(unknown)),
         [offsets.mean(); 3]
     );
     assert!(
-        offsets.of(endpoint(1, 1)) > offsets.mean() && offsets.of(endpoint(2, 1)) < offsets.mean()
+        offsets.offset_of(endpoint(1, 1)) > offsets.mean()
+            && offsets.offset_of(endpoint(2, 1)) < offsets.mean()
     );
     assert!(offsets.published(0).is_none() && offsets.published(1).is_some());
 }
@@ -585,7 +586,7 @@ fn outcomes_that_arrive_at_once_are_followed_at_once_and_late_ones_slowly() {
         let mut offsets = EndpointOffsets::default();
         (0..40).for_each(|_| _ = offsets.push(endpoint(1, 1), 0.0, delay));
         (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 0.2, delay)); // within the noise, so no jump is detected
-        offsets.of(endpoint(1, 1))
+        offsets.offset_of(endpoint(1, 1))
     };
     assert!(after_a_change(0.0) > 0.16, "{}", after_a_change(0.0));
     assert!(after_a_change(50.0) < 0.08, "{}", after_a_change(50.0));

@@ -105,7 +105,7 @@ impl SampleWindow {
 
 impl LatencyTarget {
     /// Returns the predicted median and p90 of this time, ms.
-    pub(super) fn of(self, prediction: &Prediction) -> [f32; 2] {
+    pub(super) fn median_and_p90(self, prediction: &Prediction) -> [f32; 2] {
         match self {
             Self::Ttft => [prediction.ttft_ms, prediction.ttft_p90_ms],
             Self::Tpot => [prediction.tpot_ms, prediction.tpot_p90_ms],

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use scheduler::latency::step::SPEEDS;
 
-use super::narrow;
 use super::speed::{SpeedEvidence, SpeedNoise};
+use super::to_f32;
 use crate::least_squares::solve;
 
 /// The least squares fit of a time that is linear in three inputs.
@@ -99,7 +99,7 @@ impl LeastSquaresFit {
     pub(super) fn weights(&self) -> [f32; 3] {
         let [w0, w1, w2] = self.prior;
         let [t0, t1, t2] = self.theta;
-        [w0 * t0, w1 * t1, w2 * t2].map(narrow)
+        [w0 * t0, w1 * t1, w2 * t2].map(to_f32)
     }
 
     /// Returns the prior's terms for these inputs, in ms. The terms are never all zero.

@@ -29,7 +29,7 @@ pub(super) struct AnswerCounts {
 // === impl AnswerWindow ===
 
 impl AnswerWindow {
-    pub(super) fn of(&mut self, now: Timestamp) -> &mut AnswerCounts {
+    pub(super) fn counts_at(&mut self, now: Timestamp) -> &mut AnswerCounts {
         let half = now.ms_since(Timestamp(0)) / (WINDOW_MS / 2);
         if half != self.half {
             self.before = if half == self.half + 1 {
@@ -45,7 +45,7 @@ impl AnswerWindow {
 
     pub(super) fn answers(&self, now: Timestamp) -> AnswerCounts {
         let mut window = *self;
-        let now = *window.of(now);
+        let now = *window.counts_at(now);
         AnswerCounts {
             good: now.good + window.before.good,
             bad: now.bad + window.before.bad,

@@ -1,4 +1,5 @@
-//! Records where a request goes: its load in the ledger, and its prompt in the cache.
+//! Records to which endpoint a request is sent: its load in the ledger, and its prompt in the
+//! prefix index.
 
 use scheduler::in_flight::InFlightTicket;
 use scheduler::{
@@ -67,7 +68,7 @@ impl ManagedPool {
         now: Timestamp,
     ) -> Option<RecordedPick> {
         let watch = self.start_timing(request, plan, now);
-        let promise = self.view().tracked_slo(request, plan, now);
+        let tracked_slo = self.view().tracked_slo(request, plan, now);
         let state = self.endpoints.state.as_ref()?;
         let snapshot = &state.snapshot;
         let prompting = snapshot.endpoint(plan.prompting())?.id;
@@ -80,9 +81,9 @@ impl ManagedPool {
         let expected_ms = step.expected_ms(
             plan.endpoint,
             &self.ledger.in_flight.load(plan.endpoint),
-            narrow(uncached_here),
-            narrow(prompt_tokens),
-            request.max_tokens.map_or(step.output_tokens(), narrow),
+            to_f32(uncached_here),
+            to_f32(prompt_tokens),
+            request.max_tokens.map_or(step.output_tokens(), to_f32),
         );
         let load = &snapshot.pipeline().production().load;
         let output_tokens = load.output_tokens(work(here), request.max_tokens);
@@ -91,7 +92,11 @@ impl ManagedPool {
         let in_flight = &mut self.ledger.in_flight;
         let mut serving = in_flight.admit_prompt(plan.endpoint, work(here), uncached_here);
         in_flight.expect_output(&mut serving, output_tokens);
-        in_flight.track(&mut serving, promise, short_id(id.map_or("", |(_, id)| id)));
+        in_flight.track(
+            &mut serving,
+            tracked_slo,
+            short_id(id.map_or("", |(_, id)| id)),
+        );
         let picked_at = now.us_since(Timestamp(0));
         in_flight
             .others_mut()
@@ -114,7 +119,7 @@ impl ManagedPool {
         Some(picked)
     }
 
-    /// Gives back what [`Self::reserve`] counted.
+    /// Removes the load that [`Self::reserve`] counted.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn withdraw(&mut self, picked: RecordedPick) {
         let LedgerHold {
@@ -223,6 +228,6 @@ impl PublishedState {
 
 /// Converts a count to f32, whose seven digits are enough for estimated times.
 #[expect(clippy::cast_precision_loss, reason = "seven digits are enough")]
-fn narrow(count: u32) -> f32 {
+fn to_f32(count: u32) -> f32 {
     count as f32
 }

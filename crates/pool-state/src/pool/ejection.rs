@@ -285,8 +285,8 @@ impl Ejections {
         }
     }
 
-    /// Takes a record of another VM about an endpoint of the pool. Returns whether the record is
-    /// new.
+    /// Merges an ejection record of another VM or proxy into the rows. Returns whether the record
+    /// reports something newer than the rows.
     pub fn learn(&mut self, received: Ejection, now: Timestamp) -> bool {
         let mut received = if received.outside {
             received.bounded(now)

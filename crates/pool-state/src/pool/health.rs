@@ -115,7 +115,7 @@ impl EndpointHealthTable {
             return false;
         };
         let ended = row.end_streak();
-        row.window.of(now).good += 1.0;
+        row.window.counts_at(now).good += 1.0;
         if row.succeeded[0].is_some_and(|(other, _)| other != prompt) {
             row.succeeded[1] = row.succeeded[0];
         }
@@ -197,7 +197,7 @@ impl EndpointHealthTable {
             return FailureWeight::Nothing;
         }
         row.lengthen_streak(now);
-        let counts = row.window.of(now);
+        let counts = row.window.counts_at(now);
         counts.bad += 1.0;
         counts.outsiders += f32::from(u8::from(matches!(
             failure,

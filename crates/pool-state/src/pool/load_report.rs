@@ -323,7 +323,7 @@ impl PeerLoadReport {
                 (endpoint, nothing, is)
             }
         };
-        if load.requests > before.requests && !self.is_outside() && others.picks_stand() {
+        if load.requests > before.requests && !self.is_outside() && others.estimates_picks() {
             let picked = EndpointLoad {
                 requests: load.requests - before.requests,
                 prefill_tokens: load.prefill_tokens.saturating_sub(before.prefill_tokens),
@@ -687,7 +687,7 @@ mod tests {
         };
         peer.replace(row(7, 2, 1, 10), true, &mut others);
         assert_eq!(load(&others, 2), (1, 10), "there is no other proxy");
-        others.stand_for(2, 1_000, 0);
+        others.estimate_picks(2, 1_000, 0);
         peer.replace(row(7, 2, 3, 15), true, &mut others);
         assert_eq!(
             load(&others, 2),

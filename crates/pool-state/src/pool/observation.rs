@@ -29,14 +29,14 @@ pub(super) struct ObservationQueue {
 pub(super) fn uncached_tokens(conditions: &Conditions, usage: &TokenUsage) -> f32 {
     match (usage.cached_tokens, usage.prompt_tokens) {
         (Some(cached), Some(prompt @ 1..)) => {
-            conditions.prompt_tokens * (1.0 - narrow(cached) / narrow(prompt)).clamp(0.0, 1.0)
+            conditions.prompt_tokens * (1.0 - to_f32(cached) / to_f32(prompt)).clamp(0.0, 1.0)
         }
         _ => conditions.uncached_tokens,
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "at most 2^24")]
-fn narrow(count: u32) -> f32 {
+fn to_f32(count: u32) -> f32 {
     const MAX: u32 = 1 << f32::MANTISSA_DIGITS;
     count.min(MAX) as f32
 }

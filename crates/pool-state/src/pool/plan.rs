@@ -1,5 +1,5 @@
-//! Decides where a request goes. A plan reads the pool and changes nothing. The pool records it by
-//! [`ManagedPool::commit`].
+//! Decides to which endpoint a request is sent. Planning reads the pool and changes nothing.
+//! [`ManagedPool::commit`] records the plan.
 
 use scheduler::flow::RoomLimits;
 use scheduler::{
@@ -14,10 +14,10 @@ use super::ledger::Ledger;
 use super::lookups::EndpointLookups;
 use crate::refusal::PickRefusal;
 
-/// Makes the decision of a plan.
+/// Chooses the endpoints of a plan: the scheduler, or another policy in the simulator.
 pub trait DecisionMaker {
-    /// Decides on a request. A caller may call it twice: first only for the endpoint with the
-    /// stored answer that the request names, then for all endpoints.
+    /// Chooses endpoints for a request. One plan may call this function twice: first only for the
+    /// endpoint with the stored answer that the request names, then for all endpoints.
     fn decide(
         &mut self,
         snapshot: &Snapshot,
@@ -59,12 +59,12 @@ where
     }
 }
 
-/// The endpoints where a request goes, and the data needed to record that. Dropping a plan changes
-/// nothing.
+/// The endpoints to which a request is sent, and the data with which [`ManagedPool::commit`]
+/// records them. Dropping a plan changes nothing.
 #[derive(Debug)]
 pub struct Plan {
     pub(super) route: Route,
-    /// The endpoint that is charged.
+    /// The endpoint to which the load of the request is charged.
     pub(super) endpoint: EndpointRef,
     /// The data that was looked up for each endpoint.
     pub(super) lookups: EndpointLookups,
@@ -74,7 +74,7 @@ pub struct Plan {
     pub(super) flow: Option<u64>,
 }
 
-/// The data that plans of one configuration need in addition to the pool.
+/// The random generator and the memory for plans of one configuration.
 #[derive(Debug)]
 pub struct Planner {
     pub(super) rng: Rng,
@@ -105,7 +105,7 @@ impl Planner {
 // === impl Plan ===
 
 impl Plan {
-    /// The endpoint that is charged with the request.
+    /// The endpoint to which the load of the request is charged.
     #[must_use]
     pub fn endpoint(&self) -> EndpointRef {
         self.endpoint
@@ -139,13 +139,13 @@ impl Plan {
 // === impl PoolReader ===
 
 impl<'p> PoolReader<'p> {
-    /// A number that grows with every change that may change a plan.
+    /// A number that grows with every change of the pool that may lead to another plan.
     pub(super) fn version(self) -> u64 {
         self.endpoints.version() + self.ledger.version() + self.cache.version()
     }
 
-    /// Decides on a request. If an endpoint has the stored answer that the request names and may
-    /// serve the request, only that endpoint is considered. `planner` belongs to one configuration.
+    /// Plans a request. If an endpoint has the stored answer that the request names and may serve
+    /// the request, only that endpoint is considered. `planner` belongs to one configuration.
     ///
     /// # Errors
     /// Returns the reason why no endpoint may serve the request now.
@@ -303,7 +303,7 @@ impl ManagedPool {
         }
     }
 
-    /// Decides on a request by the pool's own configuration: see [`PoolReader::plan`].
+    /// Plans a request by the pool's own configuration: see [`PoolReader::plan`].
     ///
     /// # Errors
     /// Returns the reason why no endpoint may serve the request now.

@@ -90,10 +90,10 @@ impl ManagedPool {
     /// Makes each pick of this process count for one pick of each of `proxies` other proxies, until
     /// it is `delay_us` old: see [`scheduler::in_flight::PeerLoads`].
     pub fn estimate_peer_picks(&mut self, proxies: u32, delay_us: u64, now: Timestamp) {
-        let proxies = self.queues.stands_for(proxies);
+        let proxies = self.queues.proxies_per_pick(proxies);
         self.ledger
             .others_mut()
-            .stand_for(proxies, delay_us, now.us_since(Timestamp(0)));
+            .estimate_picks(proxies, delay_us, now.us_since(Timestamp(0)));
     }
 
     /// Computes the lowest SLOs at other proxies again, from all their reports.

@@ -65,7 +65,7 @@ impl FlowQueues {
         } in displaced
         {
             if fits {
-                self.leaves(priority, &entry, FlowOutcome::RejectedCapacity, now);
+                self.refuse(priority, &entry, FlowOutcome::RejectedCapacity, now);
             } else {
                 self.band_mut(priority).put_back(flow, entry);
             }
@@ -178,7 +178,7 @@ impl FlowQueues {
                 let band = self.band_mut(priority);
                 let owner = band.shares.largest(&rules).owner;
                 if let Some((_, entry)) = band.take_newest_of(owner) {
-                    self.leaves(priority, &entry, FlowOutcome::RejectedCapacity, now);
+                    self.refuse(priority, &entry, FlowOutcome::RejectedCapacity, now);
                 }
             }
         }

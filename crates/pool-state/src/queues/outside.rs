@@ -14,8 +14,8 @@
 use scheduler::Timestamp;
 use scheduler::flow::QueuedInBand;
 
-/// How long room is left to other proxies, in ms, in addition to the time in which they receive the
-/// news and answer.
+/// How long a proxy leaves room to other proxies, in ms, in addition to two sharing delays: one
+/// until the others know of the room, and one until their pick is known here.
 const PATIENCE_MS: u64 = 10;
 
 /// A proxy may exceed its share of the running requests by one part in this many. The proxy whose
@@ -39,7 +39,7 @@ const UNUSED_MAX: u32 = 4;
 /// times [`PATIENCE_MS`], one twenty-fifth of this time.
 const UNUSED_MS: u64 = 1_000;
 
-/// Room that was found longer ago than this, in multiples of the patience, counts as other room.
+/// A band forgets room that it left to other proxies after this many times its patience.
 const STALE: u64 = 8;
 
 /// The queues of the other proxies, as far as they are known.
@@ -106,10 +106,10 @@ impl OutsideQueues {
         !self.left.is_empty()
     }
 
-    /// How many picks by other proxies a pick here stands for: one by each active proxy. The result
-    /// is 0 while this proxy and other proxies hold requests. In that case the shares separate the
-    /// proxies, and a guess would leave room empty.
-    pub(super) fn stands_for(&self, holds: bool, active: u32) -> u32 {
+    /// Returns for how many other proxies each pick here also counts, because their own picks are
+    /// not known yet: all `active` ones, or 0 while this proxy and other proxies hold requests. In
+    /// that case the shares separate the proxies, and an estimate would leave room empty.
+    pub(super) fn proxies_per_pick(&self, holds: bool, active: u32) -> u32 {
         if holds && self.holds_any() { 0 } else { active }
     }
 
@@ -325,12 +325,12 @@ mod tests {
     fn picks_stand_for_others_unless_all_hold() {
         let mut outside = OutsideQueues::default();
         assert_eq!(
-            [true, false].map(|holds| outside.stands_for(holds, 3)),
+            [true, false].map(|holds| outside.proxies_per_pick(holds, 3)),
             [3, 3]
         );
         outside.set(&[queued(0, 20)], 0, 0);
         assert_eq!(
-            [true, false].map(|holds| outside.stands_for(holds, 3)),
+            [true, false].map(|holds| outside.proxies_per_pick(holds, 3)),
             [0, 3]
         );
     }

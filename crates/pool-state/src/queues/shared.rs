@@ -122,8 +122,8 @@ impl FlowQueues {
         }
     }
 
-    /// Records that other VMs or proxies may have made room, or may leave it: like
-    /// [`Self::room_freed`] for each endpoint that a request waits for.
+    /// Records that other proxies may have freed room, or may have left room to this proxy. This
+    /// has the effect of [`Self::room_freed`] for each endpoint that a request waits for.
     pub(crate) fn others_freed(&mut self) {
         let awaited = self.awaited();
         if awaited.is_empty() {
@@ -139,9 +139,9 @@ impl FlowQueues {
         self.outside.set_alone(of);
     }
 
-    /// How many picks by other proxies a pick here stands for.
-    pub(crate) fn stands_for(&self, active: u32) -> u32 {
-        self.outside.stands_for(self.any_queued(), active)
+    /// Returns for how many of `active` other proxies each pick here also counts.
+    pub(crate) fn proxies_per_pick(&self, active: u32) -> u32 {
+        self.outside.proxies_per_pick(self.any_queued(), active)
     }
 
     /// Sets this proxy's part of the running requests, while the load of the other proxies is

@@ -33,12 +33,12 @@ pub fn write(order: &SharedOrder) -> Vec<u8> {
     let mut words = vec![
         order.round,
         order.began.0,
-        pair(narrow(order.rows.len()), narrow(order.bands.len())),
+        pair(to_u32(order.rows.len()), to_u32(order.bands.len())),
         order.full.len() as u64,
     ];
     order.rows.iter().for_each(|row| write_row(&mut words, row));
     for band in &order.bands {
-        let head = pair(band.priority.cast_unsigned(), narrow(band.flows.len()));
+        let head = pair(band.priority.cast_unsigned(), to_u32(band.flows.len()));
         words.extend([
             head,
             band.credit.to_bits(),
@@ -232,6 +232,6 @@ impl Words<'_> {
     }
 }
 
-fn narrow(count: usize) -> u32 {
+fn to_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -116,7 +116,6 @@ impl FlowControl {
         }
     }
 
-    /// Returns the rules for the band with this priority.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn band(&self, priority: i32) -> Option<BandRules<'_>> {
         let [default, negative] = &self.settings.templates;

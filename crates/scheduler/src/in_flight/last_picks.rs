@@ -30,7 +30,7 @@ impl LastPicks {
         }
     }
 
-    pub(super) fn of(&self, endpoint: EndpointRef) -> u64 {
+    pub(super) fn last_pick(&self, endpoint: EndpointRef) -> u64 {
         match self.rows.get(usize::from(endpoint.slot.0)) {
             Some(&(generation, pick)) if generation == endpoint.generation => pick,
             _ => 0,
@@ -57,16 +57,22 @@ mod tests {
             last.note(endpoint(slot, 7));
         }
         assert_eq!(
-            [0, 1, 3, 9].map(|slot| last.of(endpoint(slot, 7))),
+            [0, 1, 3, 9].map(|slot| last.last_pick(endpoint(slot, 7))),
             [0, 2, 3, 0]
         );
-        assert_eq!(last.of(endpoint(3, 8)), 0);
+        assert_eq!(last.last_pick(endpoint(3, 8)), 0);
         last.set(endpoint(5, 7), 40);
         last.note(endpoint(1, 7));
-        assert_eq!((last.of(endpoint(5, 7)), last.of(endpoint(1, 7))), (40, 41));
+        assert_eq!(
+            (
+                last.last_pick(endpoint(5, 7)),
+                last.last_pick(endpoint(1, 7))
+            ),
+            (40, 41)
+        );
         last.note(endpoint(u16::MAX, 7));
         assert_eq!(
-            last.of(endpoint(u16::MAX, 7)),
+            last.last_pick(endpoint(u16::MAX, 7)),
             0,
             "no snapshot has such a slot"
         );

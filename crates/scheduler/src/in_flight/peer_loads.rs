@@ -38,7 +38,7 @@ pub struct PeerLoads {
     claims: Vec<(Generation, OutsideClaim)>,
     /// The number of other proxies for which each pick of this VM also counts. `delay_us` says for
     /// how long, in µs.
-    stands_for: u32,
+    proxies_per_pick: u32,
     delay_us: u64,
     /// The recent picks, oldest first: the time of the pick, its endpoint, and the load that the
     /// pick added.
@@ -204,8 +204,8 @@ impl PeerLoads {
     /// Makes each pick of this VM also count for each of `proxies` other proxies, until it is
     /// `delay_us` old. Stops counting picks that are older at `now_us`. [`Self::picked`] must use
     /// the same clock.
-    pub fn stand_for(&mut self, proxies: u32, delay_us: u64, now_us: u64) {
-        self.stands_for = proxies;
+    pub fn estimate_picks(&mut self, proxies: u32, delay_us: u64, now_us: u64) {
+        self.proxies_per_pick = proxies;
         self.delay_us = delay_us;
         while let Some(&(at, endpoint, load)) = self.young.front()
             && (proxies == 0
@@ -218,21 +218,21 @@ impl PeerLoads {
     }
 
     /// Whether picks of this VM also count for other proxies.
-    pub fn picks_stand(&self) -> bool {
-        self.stands_for > 0
+    pub fn estimates_picks(&self) -> bool {
+        self.proxies_per_pick > 0
     }
 
     /// Records that this VM picked `endpoint` for a request of `load`.
     pub fn picked(&mut self, endpoint: EndpointRef, load: EndpointLoad, now_us: u64) {
-        if self.picks_stand() {
+        if self.estimates_picks() {
             let load = EndpointLoad {
                 ttft_slo_us: None,
                 tpot_slo_us: None,
-                ..load.times(self.stands_for)
+                ..load.times(self.proxies_per_pick)
             };
             self.add(endpoint, load);
             self.young.push_back((now_us, endpoint, load));
-            self.stand_for(self.stands_for, self.delay_us, now_us);
+            self.estimate_picks(self.proxies_per_pick, self.delay_us, now_us);
         }
     }
 
@@ -339,9 +339,9 @@ mod tests {
             EndpointLoad::default(),
             "there is no other proxy"
         );
-        assert!(!others.picks_stand());
-        others.stand_for(3, 10_000, 1_000);
-        assert!(others.picks_stand());
+        assert!(!others.estimates_picks());
+        others.estimate_picks(3, 10_000, 1_000);
+        assert!(others.estimates_picks());
         others.picked(
             a,
             EndpointLoad {
@@ -358,21 +358,21 @@ mod tests {
             (load(5, 170), load(3, 21)),
             "SLOs are not multiplied"
         );
-        others.stand_for(3, 10_000, 11_999);
+        others.estimate_picks(3, 10_000, 11_999);
         assert_eq!(others.load(a), load(5, 170));
-        others.stand_for(3, 10_000, 12_000);
+        others.estimate_picks(3, 10_000, 12_000);
         assert_eq!((others.load(a), others.load(b)), (load(2, 20), load(3, 21)));
-        others.stand_for(0, 0, 12_001);
+        others.estimate_picks(0, 0, 12_001);
         assert_eq!(
             (others.load(a), others.load(b)),
             (load(2, 20), EndpointLoad::default()),
             "no other proxy is left"
         );
-        others.stand_for(1, u64::MAX, 0);
+        others.estimate_picks(1, u64::MAX, 0);
         (0..2 * YOUNG_MAX).for_each(|_| others.picked(b, load(1, 1), 0));
         assert_eq!(others.load(b).requests as usize, YOUNG_MAX, "bounded");
         others.start(&[b]);
-        others.stand_for(0, 0, 0);
+        others.estimate_picks(0, 0, 0);
         assert_eq!(others.load(b), EndpointLoad::default());
     }
 

@@ -28,7 +28,6 @@ pub enum ParameterValue {
     Number(f64),
     Flag(bool),
     Text(String),
-    /// A list of values.
     List(Vec<ParameterValue>),
     /// A map from names to values, in the order in which the configuration has them.
     Map(Vec<(String, ParameterValue)>),

@@ -43,7 +43,6 @@ pub struct MatchLength {
     pub maybe_cached: u32,
 }
 
-/// The match length of each owner of the region.
 pub(super) type MatchLengths = [MatchLength; REGION_OWNERS];
 
 /// The state of a binary search for the lengths of all owners.
@@ -141,7 +140,7 @@ impl IndexLookup<'_> {
         while low < high {
             let middle = low + (high - low) / 2;
             let seen = self.seen(middle);
-            let beyond = reach.of(seen) & wanted;
+            let beyond = reach.owners(seen) & wanted;
             reach.note(seen, beyond);
             if beyond == wanted {
                 low = middle + 1;
@@ -157,7 +156,7 @@ impl IndexLookup<'_> {
         let mut holed = 0;
         if holes_left > 0 && low + 1 < last {
             let seen = self.seen_once(low + 1);
-            holed = reach.of(seen) & wanted;
+            holed = reach.owners(seen) & wanted;
             reach.note(seen, holed);
         }
         reach.set(wanted & !holed, low);
@@ -212,7 +211,7 @@ impl OwnerBits {
 // === impl MatchBounds ===
 
 impl MatchBounds {
-    fn of(&self, seen: OwnerBits) -> u8 {
+    fn owners(&self, seen: OwnerBits) -> u8 {
         if self.cached {
             seen.cached
         } else {

@@ -38,7 +38,7 @@ struct ActiveRequestScorer {
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     Ok(Plugin::Scorer(Box::new(ActiveRequestScorer {
-        idle_threshold: whole(parameters.integer("idleThreshold", 0..=u32::MAX)?),
+        idle_threshold: to_f32(parameters.integer("idleThreshold", 0..=u32::MAX)?),
         max_busy_score: parameters.number("maxBusyScore", 0.0..=1.0)? as f32,
     })))
 }
@@ -59,7 +59,7 @@ impl Scorer for ActiveRequestScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let mut max = 0.0_f32;
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
-            *score = whole(context.requests(endpoint));
+            *score = to_f32(context.requests(endpoint));
             max = max.max(*score);
         }
         for score in scores {
@@ -70,7 +70,7 @@ impl Scorer for ActiveRequestScorer {
 
 // Converts a count of requests. The cast is exact up to 2^24, and no proxy has so many requests in
 // flight.
-fn whole(count: u32) -> f32 {
+fn to_f32(count: u32) -> f32 {
     count as f32
 }
 
@@ -93,7 +93,7 @@ mod tests {
             1.0,
             "no endpoint has anything in flight"
         );
-        assert_eq!(scorer.rate(whole(u32::MAX), whole(u32::MAX)), 0.0);
+        assert_eq!(scorer.rate(to_f32(u32::MAX), to_f32(u32::MAX)), 0.0);
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn the_reader_would_learn_what_bare_hashes_say() {
 
 /// Sends a prompt and credentials. Returns everything that is logged and explained about the
 /// decision.
-async fn asked(stack: &Stack, prompt: &str, id: &str) -> Result<String> {
+async fn send_explained(stack: &Stack, prompt: &str, id: &str) -> Result<String> {
     let body = json!({"model": "demo", "max_tokens": 2, "prompt": prompt}).to_string();
     let request = Request::post("/v1/completions")
         .header("content-type", "application/json")
@@ -140,7 +140,7 @@ async fn a_reader_with_a_dictionary_learns_nothing_of_frames_or_logs() -> Result
         );
         // The test repeats the prompts for longer than load takes to reach the other proxy.
         for prompt in [KNOWN, SECRET].repeat(10) {
-            said += &asked(&stack, prompt, &format!("{:?}", began.elapsed())).await?;
+            said += &send_explained(&stack, prompt, &format!("{:?}", began.elapsed())).await?;
         }
         outsider.hear_until(0).await?;
     }

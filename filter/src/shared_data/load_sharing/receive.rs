@@ -164,12 +164,12 @@ impl LoadSharing {
             self.peers.iter().any(holds),
         );
         let outside = self.remote_peers();
-        let stands_for = if self.outside.report.is_current(now) {
+        let proxies = if self.outside.report.is_current(now) {
             outside.active
         } else {
             0
         };
-        pool.estimate_peer_picks(stands_for, u64::from(outside.delay_us), now);
+        pool.estimate_peer_picks(proxies, u64::from(outside.delay_us), now);
         let reports = self.peers.iter().chain([&self.outside]).map(PeerVm::report);
         if !std::mem::replace(&mut self.summed, true) {
             pool.recount_load_reports(reports);

@@ -78,7 +78,7 @@ pub(super) fn requests(measured: &BenchResults) -> Result<String> {
         writeln!(
             text,
             "| {} | {:.0} | {} |",
-            plain.case.said(),
+            plain.case.describe(),
             plain.p50_us,
             columns.join(" | ")
         )?;

@@ -187,19 +187,20 @@ impl LoadPolls {
         self.workers = polled.collect();
     }
 
-    fn of(&self, worker: usize) -> PolledLoad {
+    fn load_of(&self, worker: usize) -> PolledLoad {
         self.workers.get(&worker).copied().unwrap_or_default()
     }
 
     /// Returns the expected wait at a worker with `in_flight` requests in flight, in s.
     fn wait_s(&self, worker: usize, in_flight: f64) -> f64 {
-        let PolledLoad { waiting, kv_use } = self.of(worker);
+        let PolledLoad { waiting, kv_use } = self.load_of(worker);
         let used = kv_use.clamp(0.0, KV_USE_MAX);
         (waiting + in_flight) * REQUEST_TOKENS / TOKENS_PER_S + KV_PRESSURE_S * used / (1.0 - used)
     }
 
     fn is_overloaded(&self, worker: usize) -> bool {
-        self.of(worker).waiting >= OVERLOAD_WAITING || self.of(worker).kv_use >= OVERLOAD_KV_USE
+        self.load_of(worker).waiting >= OVERLOAD_WAITING
+            || self.load_of(worker).kv_use >= OVERLOAD_KV_USE
     }
 }
 

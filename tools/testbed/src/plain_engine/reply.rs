@@ -97,7 +97,7 @@ impl PlainRequest {
         json!({"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": u64::from(prompt) + u64::from(output)})
     }
 
-    fn whole(&self) -> Value {
+    fn to_json(&self) -> Value {
         let text = || TOKEN.repeat(self.tokens as usize);
         match self.api {
             PlainApi::Chat => json!({
@@ -166,7 +166,7 @@ pub(super) async fn reply(
         return streamed(asked, behaviour.usage, next, cut, running);
     }
     sleep(next * asked.tokens.saturating_sub(1)).await;
-    let mut whole = asked.whole();
+    let mut whole = asked.to_json();
     if behaviour.usage == UsageReporting::Reported {
         match whole.get_mut("meta_info").and_then(Value::as_object_mut) {
             Some(meta) => meta.extend(asked.usage().as_object().cloned().unwrap_or_default()),

@@ -99,14 +99,14 @@ impl Job {
 impl Process {
     /// VMs in front of one endpoint.
     fn new(vms: usize, section: &[(String, ParameterValue)], conflict_each: u64) -> Self {
-        Self::of(
+        Self::with_snapshot(
             vms,
             || snapshot(1, &pipeline(f64::from(SEATS), section.to_vec())),
             conflict_each,
         )
     }
 
-    fn of(vms: usize, snapshot: impl Fn() -> Snapshot, conflict_each: u64) -> Self {
+    fn with_snapshot(vms: usize, snapshot: impl Fn() -> Snapshot, conflict_each: u64) -> Self {
         let vm = |id: usize| {
             let mut pool = ManagedPool::new(id as u64, 0);
             pool.install(snapshot(), 0, u32::MAX);
@@ -605,7 +605,7 @@ fn a_claim_that_fails_costs_no_further_patience() {
             });
             snapshot(1, &pipeline(f64::from(SEATS), Vec::new())).with_objects(objects.unwrap())
         };
-        let mut process = Process::of(4, with_chat, conflict_each);
+        let mut process = Process::with_snapshot(4, with_chat, conflict_each);
         (0..10).for_each(|at| process.arrives(at % 4, 0, "", 10));
         let higher = QueuedInBand {
             priority: 1,

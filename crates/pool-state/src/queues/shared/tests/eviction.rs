@@ -311,7 +311,7 @@ proptest! {
         conflict_each in prop_oneof![Just(0_u64), 2..9_u64],
         events in prop::collection::vec(event(), 1..100),
     ) {
-        let mut process = Process::of(vms, || evicting(2, SEATS as f32, share), conflict_each);
+        let mut process = Process::with_snapshot(vms, || evicting(2, SEATS as f32, share), conflict_each);
         for event in &events {
             process.handle(*event);
             prop_assert!((0..2).all(|slot| process.running_at(slot) <= SEATS as usize), "room was given twice");
@@ -332,7 +332,7 @@ proptest! {
 /// got no room because of the limit ask again together, though only the first of them is tried.
 #[test]
 fn a_vm_gives_up_so_many_in_a_second_for_others() {
-    let mut process = Process::of(3, || evicting(1, 120.0, 0.0), 0);
+    let mut process = Process::with_snapshot(3, || evicting(1, 120.0, 0.0), 0);
     (0..120).for_each(|_| {
         process.comes(
             0,
