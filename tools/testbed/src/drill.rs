@@ -41,8 +41,8 @@ pub fn is_lost_to_a_trap(line: &Value) -> bool {
     line["details"] == "wasm_fail_stream"
 }
 
-/// Builds the drill module like the shipped module, but into a separate target folder, so that no
-/// shipped file contains the drill code. A second build is quick.
+/// Builds the drill module like the shipped module, from the same compiled dependencies. It is an
+/// example, so its file is not the file of the shipped module. A second build is quick.
 ///
 /// # Errors
 /// Fails if the module does not compile.
@@ -77,30 +77,12 @@ pub fn envoy_config() -> Result<impl Fn(&mut Value) + Send + 'static> {
 }
 
 fn build() -> Result<PathBuf> {
-    let folder = root().join("target/drill");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args([
-        "--config",
-        "filter/module.toml",
-        "rustc",
-        "--locked",
-        "--lib",
-        "--crate-type",
-        "cdylib",
-        "-p",
-        "filter",
-    ]);
     command
-        .args([
-            "--release",
-            "--features",
-            "drill",
-            "--target",
-            "wasm32-wasip1",
-        ])
-        .arg("--target-dir")
-        .arg(&folder)
+        .args(["--config", "filter/module.toml", "build", "--locked"])
+        .args(["-p", "filter", "--example", "drill", "--features", "drill"])
+        .args(["--release", "--target", "wasm32-wasip1"])
         .current_dir(root());
     let output = command.output()?;
     if !output.status.success() {
@@ -110,5 +92,5 @@ fn build() -> Result<PathBuf> {
         )
         .into());
     }
-    Ok(folder.join("wasm32-wasip1/release/switchpoint.wasm"))
+    Ok(root().join("target/wasm32-wasip1/release/examples/drill.wasm"))
 }

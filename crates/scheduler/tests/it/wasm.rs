@@ -13,24 +13,13 @@ fn root() -> PathBuf {
         .unwrap()
 }
 
-/// Builds the example `golden` for wasm in a separate target folder, because the build that runs
-/// this test holds the lock of the usual one.
+/// Builds the example `golden` as the module is built, from the same compiled dependencies.
 fn build() -> PathBuf {
-    let target = root().join("target/wasm-golden");
     let status = Command::new(env!("CARGO"))
-        .args([
-            "build",
-            "--quiet",
-            "--release",
-            "-p",
-            "scheduler",
-            "--example",
-            "golden",
-            "--target",
-            "wasm32-wasip1",
-        ])
+        .args(["--config", "filter/module.toml", "build", "--locked", "--quiet"])
+        .args(["--release", "--target", "wasm32-wasip1"])
+        .args(["-p", "scheduler", "--example", "golden"])
         .current_dir(root())
-        .env("CARGO_TARGET_DIR", &target)
         // Settings of the outer cargo must not affect this build.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
@@ -40,7 +29,7 @@ fn build() -> PathBuf {
         status.success(),
         "the example `golden` does not build for wasm32-wasip1"
     );
-    target.join("wasm32-wasip1/release/examples/golden.wasm")
+    root().join("target/wasm32-wasip1/release/examples/golden.wasm")
 }
 
 #[test]
