@@ -1,5 +1,6 @@
 """Tests how `.ci/steps.py` reads the output of `cargo test`. Its first step runs these tests. Standard library only."""
 
+import json
 import os
 import pathlib
 import re
@@ -233,6 +234,19 @@ class Pins(unittest.TestCase):
             self.assertTrue(lines, name)
             for line in lines:
                 self.assertIn("--require-hashes", line, name)
+
+    def test_wasm_opt_is_installed_from_a_lock_file_with_hashes(self):
+        lines = [line for line in (steps.ROOT / "Makefile").read_text().splitlines() if re.search(r"\bnpm (ci|i|install|add)\b", line)]
+        self.assertEqual(len(lines), 1, lines)
+        self.assertIn("npm ci ", lines[0], "`npm install` would take what the lock file does not name")
+        folder = steps.ROOT / ".ci/wasm-opt"
+        lock = json.loads((folder / "package-lock.json").read_text())
+        wanted = json.loads((folder / "package.json").read_text())["dependencies"]
+        self.assertEqual(lock["packages"][""]["dependencies"], wanted)
+        packages = {path: package for path, package in lock["packages"].items() if path}
+        self.assertEqual(set(packages), {f"node_modules/{name}" for name in wanted}, "further packages need a look")
+        for path, package in packages.items():
+            self.assertTrue(package["integrity"].startswith("sha512-"), path)
 
     def test_each_requirement_has_a_hash(self):
         files = [*steps.ROOT.glob("e2e/requirements*.txt"), steps.ROOT / "deploy/images/cross.txt", steps.ROOT / ".ci/wasm-opt/requirements.txt"]

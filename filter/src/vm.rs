@@ -884,6 +884,42 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_pool_update_of_two_million_empty_endpoints_is_refused_and_the_pool_stays() {
+        let (host, mut leader) = led();
+        let mut other = vm(&host, 1);
+        other.tick(1);
+        said(&host);
+        let mut update = state::PoolUpdate {
+            pool: "default".into(),
+            version: Some(state::Version {
+                term: TERM,
+                sequence: 2,
+            }),
+            ..state::PoolUpdate::default()
+        }
+        .encode_to_vec();
+        // Each of these is an empty message in field 3, `endpoints`.
+        update.extend([0x1a, 0].repeat(2_000_000));
+        // The update is the content of field 2 of the message.
+        let mut message = vec![0x12];
+        prost::encoding::encode_varint(update.len() as u64, &mut message);
+        message.extend(update);
+        let decoded = proto::daemon_message(&message).unwrap_err();
+        assert!(decoded.to_string().contains("Endpoint"), "{decoded}");
+        send(&host, &mut leader, message);
+        assert_eq!(host.metric_value("switchpoint_state_refused_total"), 1);
+        assert!(said(&host).is_empty(), "no version was read to refuse");
+        other.tick(1);
+        for vm in [&leader, &other] {
+            assert_eq!(in_force(vm), 1);
+            assert!(vm.replica("default").unwrap().borrow().has_state());
+        }
+        let next = pool_update_message("default", version(2), &["10.0.0.1:1"]);
+        send(&host, &mut leader, next);
+        assert_eq!(in_force(&leader), 2, "later updates are applied");
+    }
+
     /// The clock of the previous daemon was ahead of the clock of the new daemon, so the new daemon
     /// begins with a term that is too low. The new daemon raises its term after a refusal.
     #[test]

@@ -1,6 +1,6 @@
 //! The learners of all pools: the queues for their observations, and their reports.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,6 +29,10 @@ const FEW_MESSAGES: usize = 16;
 /// The same for all origins of an owner: a quarter of the reserved room.
 const FEW_OF_OWNER: usize = RESERVED_MESSAGES / 4;
 
+/// The maximum number of messages with models in a queue, one of each owner. So an owner that sends
+/// models without end takes no room from others, and the messages of a pool take 4 MiB at most.
+const MODELS_MAX: usize = 8;
+
 /// The learners of all pools: their queues and reports.
 #[derive(Debug, Default)]
 pub struct LearnerDirectory {
@@ -42,9 +46,9 @@ struct LearnerHandle {
     shares: Arc<QueueShares>,
     /// Messages dropped because the queue was full.
     overrun: Arc<AtomicU64>,
-    /// Whether the learner accepts learned models from a proxy. The queue has at most one message
-    /// with models.
+    /// Whether the learner accepts learned models from proxies.
     wants_models: Arc<AtomicBool>,
+    queued_models: Arc<QueuedModels>,
     page: Arc<Mutex<LearnerReport>>,
 }
 
@@ -71,6 +75,10 @@ pub(super) struct QueueShares {
     queued: Mutex<[BTreeMap<Origin, usize>; 2]>,
 }
 
+/// The owners that have a message with models in a queue.
+#[derive(Debug, Default)]
+pub(super) struct QueuedModels(Mutex<BTreeSet<Origin>>);
+
 /// The learner's end of the queue, for its task.
 #[derive(Debug)]
 pub struct LearnerInbox {
@@ -78,6 +86,7 @@ pub struct LearnerInbox {
     pub(super) shares: Arc<QueueShares>,
     pub(super) overrun: Arc<AtomicU64>,
     pub(super) wants_models: Arc<AtomicBool>,
+    pub(super) queued_models: Arc<QueuedModels>,
     pub(super) page: Arc<Mutex<LearnerReport>>,
 }
 
@@ -134,11 +143,13 @@ impl LearnerDirectory {
             let overrun = Arc::<AtomicU64>::default();
             let page = Arc::<Mutex<LearnerReport>>::default();
             let wants_models = Arc::<AtomicBool>::default();
+            let queued_models = Arc::<QueuedModels>::default();
             let desk = LearnerInbox {
                 inbox,
                 shares: Arc::clone(&shares),
                 overrun: Arc::clone(&overrun),
                 wants_models: Arc::clone(&wants_models),
+                queued_models: Arc::clone(&queued_models),
                 page: Arc::clone(&page),
             };
             desks.insert(Arc::clone(&name), desk);
@@ -149,6 +160,7 @@ impl LearnerDirectory {
                     shares,
                     overrun,
                     wants_models,
+                    queued_models,
                     page,
                 },
             );
@@ -181,14 +193,13 @@ impl LearnerDirectory {
         let Some(learner) = self.pools.get(models.pool.as_str()) else {
             return;
         };
-        let is_wanted = learner.wants_models.swap(false, Ordering::Relaxed);
-        if is_wanted
-            && learner
-                .sender
-                .try_send(LearnerMessage::Models(origin.clone(), Box::new(models)))
-                .is_err()
-        {
-            learner.wants_models.store(true, Ordering::Relaxed);
+        let is_wanted = learner.wants_models.load(Ordering::Relaxed);
+        if !is_wanted || !learner.queued_models.enter(origin) {
+            return;
+        }
+        let message = LearnerMessage::Models(origin.clone(), Box::new(models));
+        if learner.sender.try_send(message).is_err() {
+            learner.queued_models.leave(origin);
         }
     }
 
@@ -224,6 +235,23 @@ impl LearnerDirectory {
             row
         });
         json!({ "pools": rows.collect::<Vec<_>>() })
+    }
+}
+
+// === impl QueuedModels ===
+
+impl QueuedModels {
+    /// Records that a message of the origin enters the queue. Returns false if the queue has no
+    /// room for it.
+    fn enter(&self, origin: &Origin) -> bool {
+        let mut owners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.len() < MODELS_MAX && owners.insert(origin.owner())
+    }
+
+    /// Records that the message of the origin has left the queue.
+    pub(super) fn leave(&self, origin: &Origin) {
+        let mut owners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.remove(&origin.owner());
     }
 }
 

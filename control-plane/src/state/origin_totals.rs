@@ -19,6 +19,9 @@ pub const ACTIVE_PER_OWNER_MAX: u32 = 4 * ACTIVE_PER_ORIGIN_MAX;
 pub(super) struct OriginTable {
     origins: BTreeMap<Origin, OriginTotals>,
     owners: BTreeMap<Origin, OwnerTotals>,
+    /// The number of owners that have processes, without the daemon's own ext_proc server. Shares
+    /// limit owners only if there are several of these.
+    present: usize,
     active: ActiveProcesses,
 }
 
@@ -73,7 +76,7 @@ impl OriginTable {
 
     /// Returns the maximum number of active processes of one owner.
     fn owner_max(&self) -> u32 {
-        match self.owners.len() {
+        match self.present {
             0 | 1 => u32::MAX,
             _ => ACTIVE_PER_OWNER_MAX,
         }
@@ -81,7 +84,7 @@ impl OriginTable {
 
     /// Returns the number of active processes, with the limits of each origin and each owner.
     pub(super) fn active(&self) -> u32 {
-        match self.owners.len() {
+        match self.present {
             0 | 1 => self.active.by_origin,
             _ => self.active.by_owner,
         }
@@ -160,6 +163,7 @@ impl OriginTable {
             OriginTotals::default()
         });
         of.processes += 1;
+        self.present += usize::from(of_owner.processes == 0 && origin.is_remote());
         of_owner.processes += 1;
     }
 
@@ -170,6 +174,7 @@ impl OriginTable {
         }
         if let Some(of_owner) = self.owners.get_mut(&origin.owner()) {
             of_owner.processes -= 1;
+            self.present -= usize::from(of_owner.processes == 0 && origin.is_remote());
         }
         self.remove_left(origin);
     }
@@ -194,7 +199,7 @@ impl OriginTable {
     pub(super) fn divided_by(&self, origin: &Origin) -> Option<u32> {
         let of_owner = self.owners.get(&origin.owner());
         of_owner
-            .filter(|_| self.owners.len() > 1)
+            .filter(|_| self.present > 1)
             .map(|of_owner| of_owner.origins)
     }
 
@@ -208,7 +213,7 @@ impl OriginTable {
     /// Removes and returns the oldest batch of an origin, or of its owner, that has more bytes than
     /// its share.
     pub(super) fn pop_over(&mut self, origin: &Origin) -> Option<u64> {
-        let of_owner_max = match self.owners.len() {
+        let of_owner_max = match self.present {
             0 | 1 => BYTES_KEPT_MAX,
             _ => BYTES_PER_OWNER_MAX,
         };

@@ -62,7 +62,7 @@ const FEW_UPLOADS: usize = 2;
 /// The maximum cost of the messages from one origin in a second, in bytes. The busiest proxy needs
 /// a tenth of this cost. Messages beyond this cost stay unread, so HTTP/2 flow control slows the
 /// sender down.
-const COST_PER_SECOND: u32 = 64 << 20;
+pub const COST_PER_SECOND: u32 = 64 << 20;
 
 /// The maximum cost of the messages from one owner in a second while there are other owners, as a
 /// multiple of [`COST_PER_SECOND`].
@@ -73,7 +73,7 @@ const OWNER_TIMES: u32 = 4;
 const COST_BURST: Duration = Duration::from_secs(1);
 
 /// The fixed cost of a message, in bytes.
-const MESSAGE_COST: usize = 1 << 10;
+pub const MESSAGE_COST: usize = 1 << 10;
 
 /// The fixed cost of an EDS request, in bytes. The cost is high because an answer may wake every
 /// state stream.
@@ -178,6 +178,13 @@ impl Origin {
             certificate: self.certificate.clone(),
             address: self.address.filter(|_| self.certificate.is_none()),
         }
+    }
+
+    /// Whether the peer reached the daemon by a connection. Only the daemon's own ext_proc server
+    /// does not. It is no tenant, so a fleet with one certificate needs no share beside it.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        *self != Self::default()
     }
 
     /// Returns the two identities whose use of resources is limited: the owner, and the origin

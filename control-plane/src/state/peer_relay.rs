@@ -262,7 +262,8 @@ fn change_row_bytes(
     after: usize,
 ) -> bool {
     let [owners, _] = &*levels;
-    let owner_max = match owners.len() {
+    let remote = owners.keys().filter(|owner| owner.is_remote());
+    let owner_max = match remote.take(2).count() {
         0 | 1 => usize::MAX,
         _ => ROW_BYTES_PER_OWNER_MAX,
     };
@@ -409,8 +410,10 @@ impl PoolRelay {
 #[cfg(test)]
 mod tests {
     use pool_state::{LoadReportSum, PeerLoadReport};
+    use scheduler::prefix::{BlockClaim, PrefixIndex};
 
     use super::*;
+    use crate::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
     use crate::state::kept_placements::{BYTES_PER_ORIGIN_MAX, BYTES_PER_OWNER_MAX, KEPT_MAX};
 
     fn relay() -> (PoolRelay, Instant) {
@@ -531,6 +534,56 @@ mod tests {
             ],
             "process 2 claimed only the first block"
         );
+    }
+
+    #[test]
+    fn a_process_that_claims_twice_can_withdraw_its_claim() {
+        use placements::PlacementKind::{PeerWithdrawn, Unconfirmed, Withdrawn};
+        let (pool, now) = relay();
+        let mut relay = with_pool(pool, now);
+        let at = EndpointRef {
+            slot: scheduler::Slot(1),
+            generation: scheduler::Generation(1),
+        };
+        let blocks = [20, 22];
+        let send = |relay: &mut PeerRelay, process_id, kind| {
+            let mut claims = Vec::new();
+            placements::push_claim(&mut claims, kind, at, &blocks);
+            let share = state::LoadReport {
+                pool: "p".to_owned(),
+                claims,
+                ..state::LoadReport::default()
+            };
+            relay.receive(process_id, share, now);
+        };
+        // What process 3 has cached at the endpoint, by its index, after these claims.
+        let cached = |relay: &mut PeerRelay| {
+            let pool = relay.pools.get_mut("p").unwrap();
+            let (sent, _) = pool.placements_for(3, &mut RelayCursor::default());
+            let mut index = PrefixIndex::with_capacity(1 << 10);
+            index.set_capacity(at, 400);
+            for (kind, at, blocks) in placements::each_claim(&sent.claims) {
+                match kind {
+                    Unconfirmed => index.claim(at, &blocks, BlockClaim::Unconfirmed),
+                    Withdrawn | PeerWithdrawn => index.withdraw_of_peer(at, &blocks),
+                    _ => {}
+                }
+            }
+            let mut known = Vec::new();
+            index.matched(&blocks, &[at], &mut known);
+            known[0].cached
+        };
+        send(&mut relay, 1, Unconfirmed);
+        send(&mut relay, 1, Unconfirmed);
+        assert_eq!(cached(&mut relay), 2);
+        send(&mut relay, 1, Withdrawn);
+        assert_eq!(cached(&mut relay), 0, "no other process claimed the prompt");
+        send(&mut relay, 1, Withdrawn);
+        send(&mut relay, 2, Unconfirmed);
+        send(&mut relay, 1, Unconfirmed);
+        send(&mut relay, 1, Unconfirmed);
+        send(&mut relay, 1, Withdrawn);
+        assert_eq!(cached(&mut relay), 2, "process 2 claimed the prompt too");
     }
 
     #[test]
@@ -900,6 +953,66 @@ mod tests {
         assert_eq!(relay.pools["p"].origins.active(), 0);
     }
 
+    /// A view of a pool with this many endpoints.
+    fn view_of(endpoints: u16) -> PoolView {
+        let mut pool = Pool::new(PoolSettings {
+            name: "p".into(),
+            generation_first: 1,
+            ..PoolSettings::default()
+        });
+        let instances = (1..=endpoints)
+            .map(|port| discovery::Instance::new(format!("e{port}"), ([10, 0, 0, 1], port).into()));
+        let now = WallAndMonotonic {
+            instant: Instant::now(),
+            wall: std::time::SystemTime::UNIX_EPOCH,
+        };
+        pool.replace_instances(instances.collect(), now);
+        pool.take_view().unwrap()
+    }
+
+    /// Lets each of the processes report its load and get a message, twice. Returns the entries of
+    /// reports that this cost.
+    fn entries_of_a_round(processes: u64) -> u64 {
+        let view = view_of(16);
+        let mut full = LoadReportSum::default();
+        full.reset(view.members.iter().map(|member| member.id).collect(), []);
+        for member in view.members.iter() {
+            let load = scheduler::in_flight::EndpointLoad {
+                requests: 1,
+                ..Default::default()
+            };
+            full.add(member.id, load);
+        }
+        let row = full.row(LoadReportHead::default(), [], &[]);
+        let mut relay = PeerRelay::default();
+        let now = Instant::now();
+        let origin = of(1);
+        (1..=processes).for_each(|id| relay.join("p", member(id, &origin), now));
+        relay.follow(&view);
+        let mut cursors = vec![RelayCursor::default(); 1 + processes as usize];
+        for round in 1..=2 {
+            let now = now + round * Duration::from_secs(1);
+            for id in 1..=processes {
+                let share = state::LoadReport {
+                    pool: "p".to_owned(),
+                    row: row.clone(),
+                    ..state::LoadReport::default()
+                };
+                relay.receive(id, share, now);
+                let sent = relay.next(&view, id, &mut cursors[id as usize], now);
+                assert!(sent.is_some_and(|sent| id == 1 || sent.row.len() > LoadReportHead::BYTES));
+            }
+        }
+        relay.pools["p"].sum.entries()
+    }
+
+    #[test]
+    fn the_cost_of_a_message_does_not_grow_with_the_number_of_processes() {
+        let [few, many] = [64, 128].map(entries_of_a_round);
+        assert!(few > 2 * 64 * 16, "{few}");
+        assert!(many <= 2 * few + few / 16, "{few}, then {many}");
+    }
+
     #[test]
     fn an_origin_with_many_processes_gets_the_messages_of_a_few_while_there_are_others() {
         let mut pool = PoolRelay::default();
@@ -954,6 +1067,39 @@ mod tests {
         assert_eq!(shown(&mut relay, 128, 300), (63, 64, SHARE_INTERVAL));
         relay.leave("p", 200, 200);
         assert_eq!(shown(&mut relay, 128, 400), (62, 63, SHARE_INTERVAL));
+    }
+
+    #[test]
+    fn a_fleet_beside_the_ext_proc_server_and_an_owner_that_left_has_no_limit() {
+        let pod = |last: u8| Origin {
+            certificate: Some("pods".into()),
+            ..of(last)
+        };
+        let mut relay = PeerRelay::default();
+        let now = Instant::now();
+        let add = |relay: &mut PeerRelay, id: u64, origin: &Origin| {
+            relay.join("p", member(id, origin), now);
+            let row = state::LoadReport {
+                pool: "p".to_owned(),
+                row: vec![0; LoadReportHead::BYTES],
+                ..state::LoadReport::default()
+            };
+            relay.receive(id, row, now);
+        };
+        // The daemon's own ext_proc server has no connection, so it has no address.
+        add(&mut relay, 300, &Origin::default());
+        (1..=128).for_each(|id| add(&mut relay, id, &pod(u8::try_from(id).unwrap())));
+        relay.join("p", member(200, &of(200)), now);
+        placed(&mut relay, 200, 1_000, 3);
+        relay.leave("p", 200, 200);
+        let pool = relay.pools.get_mut("p").unwrap();
+        assert!(pool.origins.get(&of(200)).is_some(), "its placements stay");
+        pool.expire(now);
+        assert_eq!(
+            (pool.active_others(1), pool.interval(1)),
+            (128, SHARE_INTERVAL)
+        );
+        assert_eq!(pool.origins.divided_by(&pod(1)), None);
     }
 
     #[test]

@@ -751,7 +751,9 @@ pub(super) mod tests {
         counts.into_iter().map(percent).collect()
     }
 
-    /// `docs/explanation/shared-state.md` names the loss without the engines' counters.
+    /// Without the engines' counters, the placements of a proxy with large traffic look like a
+    /// flood of the same size, so its share must bind. `docs/explanation/shared-state.md` names the
+    /// loss.
     #[test]
     fn the_shares_cost_two_proxies_few_hits_however_their_traffic_is_divided() {
         for part in [0.1, 0.5] {

@@ -70,7 +70,8 @@ pub(super) struct ClaimedPrompts {
 
 impl ClaimedPrompts {
     /// Returns the claims in a message, without withdrawals of prompts that the process has not
-    /// claimed.
+    /// claimed. A claim that the process repeats takes back its earlier one first. Otherwise other
+    /// proxies would see two claims, which no withdrawal takes away.
     pub(super) fn admit(&mut self, mut claims: &[u8]) -> Vec<u8> {
         let mut admitted = Vec::new();
         while let Some(claim) = placements::take(claims) {
@@ -84,7 +85,11 @@ impl ClaimedPrompts {
                     self.newest.remove(&prompt) || self.older.remove(&prompt)
                 }
                 Some(PlacementKind::Unconfirmed) => {
-                    self.add(prompt);
+                    if self.add(prompt) {
+                        let earlier = PlacementKind::Withdrawn;
+                        let hashes = claim.hashes();
+                        placements::push_claim(&mut admitted, earlier, claim.endpoint, &hashes);
+                    }
                     true
                 }
                 _ => true,
@@ -97,11 +102,15 @@ impl ClaimedPrompts {
         admitted
     }
 
-    fn add(&mut self, prompt: (EndpointRef, u64)) {
+    /// Remembers a claim. Returns whether the process made it before.
+    fn add(&mut self, prompt: (EndpointRef, u64)) -> bool {
+        let was_older = self.older.remove(&prompt);
         if self.newest.len() >= CLAIMS_MAX {
             self.older = std::mem::take(&mut self.newest);
         }
-        self.newest.insert(prompt);
+        // It may have become one of the older claims just now.
+        let was_newest = self.older.remove(&prompt) | !self.newest.insert(prompt);
+        was_older || was_newest
     }
 }
 

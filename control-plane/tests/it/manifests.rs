@@ -1,11 +1,14 @@
 //! The Kubernetes manifests match the daemon's ports.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use clap::Parser;
 use control_plane::cli::args::{Cli, CliCommand, ServeArgs};
 use control_plane::serve::exposure;
 use control_plane::serve::health::{LIVENESS, READINESS};
+use control_plane::state::client_names::ClientNames;
+use control_plane::state::peer::Origin;
 use serde_json::{Value, json};
 
 fn objects(file: &str) -> Vec<Value> {
@@ -219,6 +222,63 @@ fn the_chart_limits_what_the_daemon_connects_to_and_who_calls_it() {
         ["existing-secret.yaml"],
         "its values turn policies off"
     );
+}
+
+#[test]
+fn the_proxies_of_the_chart_have_its_pools_and_no_other_certificate_has_one() {
+    let (_, objects) = rendered_charts()
+        .into_iter()
+        .find(|(chart, _)| chart == "many-pools.yaml")
+        .unwrap();
+    let of_daemon = objects
+        .iter()
+        .find_map(|object| object["data"]["pools.yaml"].as_str())
+        .unwrap();
+    let file: Value = serde_saphyr::from_str(of_daemon).unwrap();
+    let pools: Vec<String> = file["pools"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pool| pool["name"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(pools, ["llama", "qwen", "mistral", "fixed"]);
+    let served: Vec<Arc<str>> = pools.iter().map(|pool| Arc::from(pool.as_str())).collect();
+    let serve = arguments(&objects);
+    let names = ClientNames::try_new(serve.state_tls.state_tls_client_names, &served).unwrap();
+    let allowed = |certificate: Option<&str>| {
+        let origin = Origin {
+            certificate: certificate.map(Arc::from),
+            address: None,
+        };
+        names.sort(pools.clone(), &origin, &served).allowed
+    };
+    // Envoys run in the namespace of the release, and as sidecars in `edge`.
+    for proxy in ["proxy.sp.switchpoint", "proxy.sp.edge"] {
+        assert_eq!(allowed(Some(proxy)), pools, "{proxy}");
+    }
+    for other in [
+        None,
+        Some("proxy.sp.prod"),
+        Some("sp-daemon.switchpoint.svc"),
+    ] {
+        assert!(allowed(other).is_empty(), "{other:?}");
+    }
+}
+
+/// Helm is not needed to see that the value of the chart sets the flag. With Helm,
+/// `deploy/charts/tests` checks the same in a rendered chart.
+#[test]
+fn the_chart_can_require_certificates_of_gateways_with_ext_proc() {
+    let template = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../deploy/charts/switchpoint/templates/daemon.yaml");
+    let template = std::fs::read_to_string(template).unwrap();
+    let lines: Vec<&str> = template.lines().map(str::trim).collect();
+    let required = [
+        "{{- if .Values.extProc.clientCertificates }}",
+        "- --ext-proc-tls-client-ca=/etc/switchpointd-tls/ca.crt",
+        "{{- end }}",
+    ];
+    assert!(lines.windows(3).any(|window| window == required));
 }
 
 #[test]

@@ -103,6 +103,14 @@ class Goldens(ChartTest):
             self.assertIn(f"inference-pool-{own}", fragments["clusters.yaml"])
             self.assertFalse([name for name, text in fragments.items() if f"inference-pool-{other}" in text])
 
+    def test_gateways_with_ext_proc_need_a_certificate_if_the_value_says_so(self) -> None:
+        flag = "--ext-proc-tls-client-ca=/etc/switchpointd-tls/ca.crt"
+        values = HERE / "values" / "ext-proc.yaml"
+        for arguments, is_required in (((), False), (("--set-json", "networkPolicy.extProcGateways=[]", "--set", "extProc.clientCertificates=true"), True)):
+            found = helm.objects(*APIS, *arguments, values=values)
+            (container,) = found["Deployment", helm.NAMESPACE, "sp-daemon"]["spec"]["template"]["spec"]["containers"]
+            self.assertEqual(flag in container["args"], is_required)
+
     def test_the_daemon_connects_only_where_its_pools_are(self) -> None:
         def allowed(*arguments: str) -> list[object]:
             found = helm.objects(*APIS, *arguments)

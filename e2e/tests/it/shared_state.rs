@@ -308,16 +308,18 @@ flowControl:
 fn held(config: &tempfile::NamedTempFile) -> Result<StackBuilder> {
     std::fs::write(config.path(), HELD)?;
     let path = config.path().to_str().ok_or("no path")?;
+    Ok(slow_engines().daemon_arguments(&["--config", path]))
+}
+
+/// A stack of four engines that take some time for each answer.
+fn slow_engines() -> StackBuilder {
     let engine = ModelServerOptions {
         models: vec!["demo".into()],
         speed: 0.0,
         chunk_delay_ms: 150,
         ..ModelServerOptions::default()
     };
-    Ok(Stack::builder()
-        .servers_like(4, &engine)
-        .concurrency(1)
-        .daemon_arguments(&["--config", path]))
+    Stack::builder().servers_like(4, &engine).concurrency(1)
 }
 
 /// The answers that clients get while a peer sends false reports.
@@ -380,8 +382,8 @@ async fn beside_a_liar(
     }
 }
 
-/// A false report about failures affects a proxy for 5 s of every 15 s, and a false report about
-/// load for up to 5 s after it begins.
+/// A false report about failures affects a proxy for 5 s, until the endpoint has succeeded there,
+/// and a false report about load for up to 5 s after it begins.
 #[tokio::test]
 async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
@@ -558,12 +560,21 @@ mod slow {
         Ok(())
     }
 
-    /// Counts from the moment at which the false load reports have no effect any more. The count
-    /// lasts until a false failure report can have an effect once more.
     #[tokio::test]
     async fn a_liar_among_four_proxies_moves_few_requests_and_delays_none() -> Result<()> {
         let config = tempfile::NamedTempFile::new()?;
-        let mut stack = held(&config)?.start().await?;
+        check_share_of_each_engine(held(&config)?).await
+    }
+
+    #[tokio::test]
+    async fn a_liar_moves_few_requests_of_the_default_policy() -> Result<()> {
+        check_share_of_each_engine(slow_engines()).await
+    }
+
+    /// Counts from the moment at which the false reports have no effect any more. From then on,
+    /// each engine serves between two thirds and one and a half of the mean.
+    async fn check_share_of_each_engine(stack: StackBuilder) -> Result<()> {
+        let mut stack = stack.start().await?;
         let second = SecondEnvoy::start(&stack, "second", 1).await?;
         let third = SecondEnvoy::start(&stack, "third", 1).await?;
         let proxies = [
@@ -577,6 +588,7 @@ mod slow {
         let all: u32 = answers.served.iter().sum();
         for count in answers.served {
             assert!(8 * count <= 3 * all, "1.5 times the mean: {answers:?}");
+            assert!(6 * count >= all, "two thirds of the mean: {answers:?}");
         }
         // Before reports about load and backlog had limits, half of the answers took 4 s.
         assert!(answers.slowest < Duration::from_secs(2), "{answers:?}");

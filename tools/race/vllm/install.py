@@ -3,6 +3,9 @@
     install.py [TOOL...]
 
 A stamp file in each environment holds what it was made from, so a finished installation takes no time.
+
+Versions are fixed, hashes are not. Some wheels require packages that the index lacks, so no tool can make one list of all packages
+with their hashes for them. Nothing of this is shipped or runs in CI: run the race on a machine that holds no secrets.
 """
 
 import hashlib

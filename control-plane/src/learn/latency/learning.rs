@@ -274,11 +274,11 @@ impl LearningTask {
     }
 
     /// Takes the parts of a proxy's models that the daemon's own models lack. The learner continues
-    /// from these models with own observations, as after a start from the file. So a proxy that
-    /// lies is believed only for some tens of requests, and its models replace no learned models
-    /// later. If the learner already has samples, it loses them. The daemon accepts this loss only
-    /// to get its first latency model. The next tick publishes the models.
+    /// from these models with own observations, as after a start from the file. So a lie lasts only
+    /// for some tens of requests, and replaces no learned models later. A learner that has samples
+    /// loses them, but only to get its first latency model. The next tick publishes the models.
     fn take_models(&mut self, origin: &Origin, models: state::LearnedModels) {
+        self.desk.queued_models.leave(origin);
         if self.origin.admits(origin)
             && self.wants_models()
             && let Ok(proto::LearnedModels {
@@ -500,13 +500,16 @@ fn lacks_prediction(observed: &EncodedObservation) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use scheduler::latency::{LatencyModel, Observation, Prediction};
-
+    use scheduler::Rng;
     use scheduler::latency::step::StepModel;
+    use scheduler::latency::{
+        Conditions, FirstToken, LatencyModel, Observation, Prediction, TokenGap,
+    };
 
     use super::super::tests::observed;
     use super::*;
     use crate::learn::directory::LearnerDirectory;
+    use crate::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
 
     /// A daemon's learner of the pool `p`, and the messages that proxies send it.
     struct LearnerDrill {
@@ -530,6 +533,27 @@ mod tests {
             let mut task = LearningTask::new(settings, tables, desks.remove("p").unwrap());
             task.publish();
             Self { task, proxies }
+        }
+
+        /// Gives the pool this many endpoints.
+        fn pool_of(&mut self, endpoints: u16) -> Vec<EndpointRef> {
+            let mut pool = Pool::new(PoolSettings {
+                name: "p".into(),
+                generation_first: 1,
+                ..PoolSettings::default()
+            });
+            let instances = (1..=endpoints).map(|port| {
+                discovery::Instance::new(format!("e{port}"), ([10, 0, 0, 1], port).into())
+            });
+            let now = WallAndMonotonic {
+                instant: Instant::now(),
+                wall: std::time::SystemTime::UNIX_EPOCH,
+            };
+            pool.replace_instances(instances.collect(), now);
+            let view = pool.take_view().unwrap();
+            let members = view.members.iter().map(|member| member.id).collect();
+            self.task.tables.pools.publish(view);
+            members
         }
 
         /// A proxy sends its own learned models. Returns whether the models were wanted.
@@ -643,6 +667,34 @@ mod tests {
     }
 
     #[test]
+    fn models_that_a_proxy_sends_without_end_do_not_keep_out_those_of_another() {
+        let mut daemon = LearnerDrill::start(None);
+        let unreadable = || state::LearnedModels {
+            pool: "p".to_owned(),
+            ..state::LearnedModels::default()
+        };
+        (0..9).for_each(|_| daemon.proxies.enqueue_models(&of(1), unreadable()));
+        let SavedModel { step, latency } = models(20.0);
+        let learned = LearnedModels {
+            pool: "p".to_owned(),
+            version: scheduler::Version::default(),
+            step,
+            latency,
+            provisional: false,
+        };
+        let learned = proto::encode_learned(&learned).unwrap();
+        daemon.proxies.enqueue_models(&of(2), learned);
+        let mut messages = 0;
+        while let Ok(LearnerMessage::Models(origin, models)) = daemon.task.desk.inbox.try_recv() {
+            daemon.task.take_models(&origin, *models);
+            messages += 1;
+        }
+        daemon.task.tick();
+        assert_eq!(messages, 2, "one of each");
+        assert_eq!(daemon.published(), (models(20.0), false));
+    }
+
+    #[test]
     fn own_observations_count_more_than_the_models_of_a_proxy() {
         let mut daemon = LearnerDrill::start(None);
         daemon.learns(OWN_MIN);
@@ -717,6 +769,95 @@ mod tests {
         daemon.task.take_models(&origin, *models);
         assert_eq!(daemon.published(), (SavedModel::default(), true));
         assert!(daemon.claims(1, &self::models(20.0), false));
+    }
+
+    /// Returns the observations of ten requests at these engines. Each time is the true time
+    /// multiplied by `factor` of the engine.
+    fn observed_rows(
+        engines: &[EndpointRef],
+        rng: &mut Rng,
+        factor: impl Fn(usize) -> f32,
+    ) -> Vec<u8> {
+        let truth = StepModel::from_parts([12.0, 0.06, 2e-6], [9.0, 0.08, 1e-4], 150.0);
+        let mut rows = Vec::new();
+        for _ in 0..10 {
+            let engine = rng.below(engines.len());
+            let noise = factor(engine) * (0.8 + 0.4 * rng.open01());
+            let prompt_tokens = 50.0 + 4_000.0 * rng.open01();
+            let uncached_tokens = prompt_tokens * rng.open01();
+            let batch = 1.0 + 30.0 * rng.open01();
+            let context_tokens = 50_000.0 * rng.open01();
+            let plain = observed(0, 1.0);
+            let observation = Observation {
+                endpoint: engines[engine],
+                conditions: Conditions {
+                    prompt_tokens,
+                    uncached_tokens,
+                    ..Conditions::default()
+                },
+                ttft_ms: None,
+                tpot_ms: None,
+                first_token: Some(FirstToken {
+                    uncached_tokens,
+                    prompt_tokens,
+                    service_ms: noise * truth.prefill_ms(uncached_tokens, prompt_tokens),
+                }),
+                gap: Some(TokenGap {
+                    batch,
+                    context_tokens,
+                    gap_ms: noise * truth.decode_ms(batch, context_tokens),
+                }),
+                ..plain.observation
+            };
+            let row = EncodedObservation {
+                observation,
+                ..plain
+            };
+            rows.extend(row.to_bytes());
+        }
+        rows
+    }
+
+    /// Checks that the task tells the learner who observed. `learning::origins` has the rules.
+    #[test]
+    fn a_liar_among_four_proxies_teaches_the_published_model_nothing() {
+        let mut daemon = LearnerDrill::start(None);
+        let engines = daemon.pool_of(4);
+        let mut rng = Rng::seeded(7);
+        for second in 0..22 {
+            for last in 1..=4 {
+                let lies = last == 4 && second >= 10;
+                let factor = |engine: usize| match (lies, engine) {
+                    (false, _) => 1.0,
+                    (true, 3) => 0.05,
+                    (true, _) => 20.0,
+                };
+                let message = state::Observations {
+                    pool: "p".to_owned(),
+                    vm_id: 1,
+                    first: 10 * second,
+                    rows: observed_rows(&engines, &mut rng, factor),
+                };
+                daemon.task.take(&ObservationReport {
+                    process_id: last.into(),
+                    origin: of(last),
+                    message,
+                });
+            }
+            // A second passes.
+            daemon.task.began -= Duration::from_secs(1);
+            daemon.task.tick();
+        }
+        let model = daemon.published().0.step;
+        let speeds = engines.iter().map(|engine| model.speed(*engine));
+        let speeds: Vec<f32> = speeds
+            .flat_map(|(prefill, decode)| [prefill, decode])
+            .collect();
+        let slowest = speeds.iter().copied().fold(0.0, f32::max);
+        let fastest = speeds.iter().copied().fold(f32::MAX, f32::min);
+        assert!(slowest < 1.5 * fastest, "{speeds:?}");
+        let counts = daemon.task.intake.counts;
+        assert!(counts.outvoted > 30 && counts.learned > 500, "{counts:?}");
     }
 
     #[test]

@@ -2,9 +2,11 @@
 //!
 //! A connection is in the waiting group until its first request, and in the served group after it.
 //! Each group has a maximum. When a group is full, the client address with the most connections in
-//! it loses one, so one address cannot keep others out. An address with more than its part of a
-//! group loses one as well, so that idle connections of one address take little memory. All IPv6
-//! addresses of one network count as one, because a host chooses among them itself. In the waiting
+//! it loses one, so one address cannot keep others out. In a group that is more than half full, an
+//! address with more than its part loses one as well, so that idle connections of one address leave
+//! half of the memory free. All IPv6 addresses of one network count as one, because a host chooses
+//! among them itself. Clients behind a load balancer or NAT have one address, and are bound only by
+//! this half if no others connect. In the waiting
 //! group the address loses its oldest connection, because a proper client makes a request within
 //! milliseconds. In the served group it loses its newest, so that working connections stay.
 
@@ -23,8 +25,12 @@ use crate::network::network;
 /// their first request have to connect again.
 pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// One address may have one in this many of the connections of a group.
+/// One address may have one in this many of the connections of a group that is more than half full.
 const ADDRESS_PARTS: usize = 4;
+
+/// A group with more than one in this many of its connections is busy: only then is the part of an
+/// address a limit, because before that it would take from one what no other needs.
+const BUSY_PARTS: usize = 2;
 
 /// The minimum part of an address, because many proxies may share an address. It is the number of
 /// streams of each kind that an address may have (`STREAMS_PER_ORIGIN_MAX`).
@@ -171,8 +177,9 @@ impl ConnectionGroup {
         let address = network(address);
         let of_address = self.by_address.entry(address).or_default();
         of_address.insert(number, held);
-        let is_over = of_address.len() > self.of_address_max;
         self.open += 1;
+        let is_over =
+            of_address.len() > self.of_address_max && self.open > self.open_max / BUSY_PARTS;
         let loser = if is_over {
             Some(address)
         } else if self.open > self.open_max {
@@ -357,22 +364,22 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_a_part_of_each_group_also_while_there_is_room() {
+    fn one_address_fills_at_most_half_of_each_group() {
         let mut rooms = ConnectionLimits::new(ConnectionBudget {
             connections_max: 8_192,
         });
         let now = Instant::now();
         let mut proper = rooms.admit(other(1), now).unwrap();
-        let mut silent: Vec<_> = (0..600)
+        let mut silent: Vec<_> = (0..1_200)
             .map(|_| rooms.admit(ATTACKER, now).unwrap())
             .collect();
         let open: Vec<bool> = silent.iter_mut().map(|s| is_open(&mut s.1)).collect();
-        assert_eq!(open.iter().filter(|open| **open).count(), 2_048 / 4);
-        assert!(!open[0] && open[599], "the oldest are closed");
+        assert_eq!(open.iter().filter(|open| **open).count() + 1, 2_048 / 2);
+        assert!(!open[0] && open[1_199], "the oldest are closed");
         for (number, _) in silent {
             rooms.remove(ATTACKER, number);
         }
-        let mut idle: Vec<_> = (0..1_600)
+        let mut idle: Vec<_> = (0..3_200)
             .map(|_| {
                 let (number, closed) = rooms.admit(ATTACKER, now).unwrap();
                 rooms.mark_requested(ATTACKER, number);
@@ -380,9 +387,29 @@ mod tests {
             })
             .collect();
         let open: Vec<bool> = idle.iter_mut().map(is_open).collect();
-        assert_eq!(open.iter().filter(|open| **open).count(), 6_144 / 4);
-        assert!(open[0] && !open[1_599], "working connections stay");
+        assert_eq!(open.iter().filter(|open| **open).count(), 6_144 / 2);
+        assert!(open[0] && !open[3_199], "working connections stay");
         assert!(is_open(&mut proper.1));
+    }
+
+    #[test]
+    fn in_a_busy_group_an_address_keeps_its_part() {
+        let mut rooms = ConnectionLimits::new(ConnectionBudget {
+            connections_max: 8_192,
+        });
+        let now = Instant::now();
+        let mut admit = |address| rooms.admit(address, now).unwrap().1;
+        let mut crowd: Vec<_> = (0..4)
+            .flat_map(|n| (0..256).map(move |_| other(n)))
+            .map(&mut admit)
+            .collect();
+        let mut hoard: Vec<_> = (0..600).map(|_| admit(ATTACKER)).collect();
+        let open = |all: &mut Vec<oneshot::Receiver<()>>| {
+            let open = all.iter_mut().map(is_open);
+            open.filter(|is_open| *is_open).count()
+        };
+        assert_eq!(open(&mut hoard), 2_048 / 4);
+        assert_eq!(open(&mut crowd), 4 * 256);
     }
 
     #[test]

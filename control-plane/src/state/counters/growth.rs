@@ -2,8 +2,9 @@
 //! worker of a proxy, counts no more than a worker handles in the time between two reports.
 //!
 //! A count beyond the limit is cut, and the next reports make up for it. So an honest VM loses
-//! nothing. The first report of a VM has no limit of this kind, because the VM may have counted for
-//! years; its counts are no growth (`CounterStore::first_reports`).
+//! nothing. A report does not say how old its VM is, so the first report of a VM has only the limit
+//! of what a VM counts in years (`CountLimit::OF_VM`). These first counts are no growth, and are
+//! subtracted where growth matters (`CounterStore::first_reports`).
 
 use std::time::Duration;
 

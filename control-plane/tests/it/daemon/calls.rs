@@ -14,7 +14,8 @@ use super::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names, unt
 /// The filter's side of a connection.
 pub(crate) struct CallClient {
     client: reqwest::Client,
-    address: SocketAddr,
+    /// The scheme and the authority of the daemon's listener.
+    base: String,
     session: u64,
 }
 
@@ -26,7 +27,30 @@ impl CallClient {
         let _ = rustls::crypto::ring::default_provider().install_default();
         Self {
             client: reqwest::Client::new(),
-            address,
+            base: format!("http://{address}"),
+            session,
+        }
+    }
+
+    /// Creates a client that has this certificate and trusts `authority`, both in PEM. The
+    /// certificate comes with its key.
+    pub(crate) fn with_certificate(
+        address: SocketAddr,
+        authority: &str,
+        certificate: &(String, String),
+        session: u64,
+    ) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let authority = reqwest::Certificate::from_pem(authority.as_bytes()).unwrap();
+        let (certificate, key) = certificate;
+        let identity = reqwest::Identity::from_pem(format!("{certificate}{key}").as_bytes());
+        Self {
+            client: reqwest::Client::builder()
+                .tls_certs_only([authority])
+                .identity(identity.unwrap())
+                .build()
+                .unwrap(),
+            base: format!("https://localhost:{}", address.port()),
             session,
         }
     }
@@ -34,7 +58,7 @@ impl CallClient {
     async fn post(&self, kind: &str, session: Option<&str>, body: Vec<u8>) -> CallReply {
         let mut request = self
             .client
-            .post(format!("http://{}/switchpoint/state/{kind}", self.address))
+            .post(format!("{}/switchpoint/state/{kind}", self.base))
             .body(body);
         if let Some(session) = session {
             request = request.header("x-switchpoint-session", session);

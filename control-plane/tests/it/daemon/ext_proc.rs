@@ -22,6 +22,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::harness::{daemon, endpoints, get, get_json, until, write};
+use super::tls::{TlsAuthority, connect, tls};
 
 /// The gateway's side of one stream.
 pub(super) struct GatewayStream {
@@ -302,6 +303,43 @@ async fn plaintext_is_served_only_if_configured() {
         Ok(channel) => GatewayStream::ask(channel, &[]).await.is_err(),
     };
     assert!(refused, "TLS is the default");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_gateway_without_a_certificate_of_the_client_ca_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = TlsAuthority::new();
+    let theirs = TlsAuthority::new();
+    let (cert, key) = ours.put(folder.path());
+    let ca = folder.path().join("ca.pem");
+    write(&ca, &ours.pem);
+    let [cert, key, ca] = [&cert, &key, &ca].map(|path| path.to_str().unwrap());
+    let daemon = daemon(&[
+        "--endpoint",
+        "127.0.0.1:1",
+        "--ext-proc-tls-cert",
+        cert,
+        "--ext-proc-tls-key",
+        key,
+        "--ext-proc-tls-client-ca",
+        ca,
+    ])
+    .await;
+    let address = daemon.ext_proc_address.unwrap();
+    let served = async |client: Option<&TlsAuthority>| {
+        // With TLS 1.3 the client learns of the refusal when it reads.
+        let Ok(channel) = connect(address, tls(&ours, client)).await else {
+            return false;
+        };
+        let Ok(mut gateway) = GatewayStream::ask(channel, &[]).await else {
+            return false;
+        };
+        gateway.destination().await == "127.0.0.1:1"
+    };
+    assert!(!served(None).await, "without a certificate");
+    assert!(!served(Some(&theirs)).await, "of another authority");
+    assert!(served(Some(&ours)).await);
     daemon.stop().await;
 }
 

@@ -10,6 +10,7 @@ use scheduler::metrics::QUEUE_DEPTH;
 use scheduler::{EndpointMetrics, EndpointRef, Generation, Slot};
 use tonic::Code;
 
+use super::calls::CallClient;
 use super::harness::{DaemonHarness, FilterStream, instance, names, until};
 
 async fn refused(rig: &DaemonHarness, message: proxy_message::Message) -> tonic::Status {
@@ -265,17 +266,54 @@ async fn a_refused_pool_update_is_remembered_with_its_reason_and_acknowledges_no
     assert!(!rig.shared.proxies.acknowledged("default", 1));
 }
 
-#[tokio::test]
-async fn a_message_too_large_ends_its_stream_and_nothing_else() {
-    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
-    let report = state::Report {
-        counters: vec![vec![0; proto::MESSAGE_BYTES_MAX + 1]],
+/// Returns a message that has this many bytes when it is encoded: a refusal with a long reason.
+fn refusal_of(bytes: usize) -> proxy_message::Message {
+    let with_reason = |length: usize| {
+        proxy_message::Message::Ack(state::Ack {
+            pool: "default".to_owned(),
+            refused: "x".repeat(length),
+            ..state::Ack::default()
+        })
     };
-    filter.say(proxy_message::Message::Report(report)).await;
+    let size = |message| {
+        let message = state::ProxyMessage {
+            message: Some(message),
+        };
+        message.encoded_len()
+    };
+    // The lengths of both texts take the same number of bytes.
+    let around = size(with_reason(bytes - 64)) - (bytes - 64);
+    let message = with_reason(bytes - around);
+    assert_eq!(size(message.clone()), bytes);
+    message
+}
+
+#[tokio::test]
+async fn both_transports_take_a_message_of_the_maximum_size_and_refuse_one_byte_more() {
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let taken = || rig.shared.reports.counters().pool_updates_refused;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    filter.say(refusal_of(proto::PROXY_MESSAGE_BYTES_MAX)).await;
+    until("the stream takes it", async || taken() == 1).await;
+    filter
+        .say(refusal_of(proto::PROXY_MESSAGE_BYTES_MAX + 1))
+        .await;
     while filter.next().await.is_ok() {}
+    let caller = CallClient::hello(rig.address, 2, 2).await;
+    let (status, _) = caller
+        .tell(vec![refusal_of(proto::PROXY_MESSAGE_BYTES_MAX)])
+        .await;
+    assert_eq!(status, 200);
+    until("the call takes it", async || taken() == 2).await;
+    let (status, _) = caller
+        .tell(vec![refusal_of(proto::PROXY_MESSAGE_BYTES_MAX + 1)])
+        .await;
+    assert_eq!(status, 413);
+    // Only the stream has ended.
+    assert_eq!(names(&caller.pool_update().await), ["a"]);
     let (mut again, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert_eq!(names(&again.pool_update().await), ["a"]);
+    assert_eq!(taken(), 2);
 }
 
 #[tokio::test]

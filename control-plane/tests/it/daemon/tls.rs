@@ -1,14 +1,15 @@
 //! TLS on the listeners: which clients may connect, and certificates that change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use proto::state::{self, daemon_message::Message};
+use proto::state::{self, daemon_message::Message, proxy_message};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
+use super::calls::CallClient;
 use super::harness::{
     Daemon, EnvoyStream, FilterStream, assignments, daemon, get, names, until, write,
 };
@@ -68,7 +69,7 @@ pub(super) fn tls(server: &TlsAuthority, client: Option<&TlsAuthority>) -> Clien
     }
 }
 
-async fn connect(
+pub(super) async fn connect(
     address: std::net::SocketAddr,
     tls: ClientTlsConfig,
 ) -> Result<Channel, tonic::transport::Error> {
@@ -200,9 +201,87 @@ async fn a_certificate_has_the_pools_of_its_name_and_the_refusal_of_one_leaves_t
         if let Some(pool) = served {
             assert_eq!(filter.pool_update().await.pool, pool, "{name}");
         }
+        let sent = pools_of_messages(&mut filter).await;
+        let has_its_own = served.is_none_or(|pool| sent.contains(pool));
+        assert!(
+            has_its_own && refused.iter().all(|pool| !sent.contains(*pool)),
+            "{name} gets {sent:?}"
+        );
     }
     let (_, page) = get(daemon.admin_address, "/metrics").await;
     assert!(page.contains("switchpoint_pools_refused_total 3"), "{page}");
+    daemon.stop().await;
+}
+
+/// Reports load of both pools, and returns the pools of all messages that come within half a
+/// second. In this time, the daemon sends metrics of a pool at least once.
+async fn pools_of_messages(filter: &mut FilterStream) -> BTreeSet<String> {
+    for pool in ["a", "b"] {
+        let report = state::LoadReport {
+            pool: pool.to_owned(),
+            ..state::LoadReport::default()
+        };
+        filter.say(proxy_message::Message::LoadReport(report)).await;
+    }
+    let mut pools = BTreeSet::new();
+    let reads = async {
+        while let Ok(message) = filter.next().await {
+            pools.extend(pool_of(&message).map(str::to_owned));
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_millis(500), reads).await;
+    pools
+}
+
+/// Returns the pool that a message of the daemon is about.
+fn pool_of(message: &Message) -> Option<&str> {
+    match message {
+        Message::PoolUpdate(of) => Some(&of.pool),
+        Message::Metrics(of) => Some(&of.pool),
+        Message::PeerLoad(of) => Some(&of.pool),
+        Message::LearnedModels(of) => Some(&of.pool),
+        Message::Welcome(_) => None,
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_has_the_pools_of_its_name_over_http_calls_too() {
+    let folder = TempDir::new().unwrap();
+    let ours = TlsAuthority::new();
+    let daemon = with_two_pools(&ours, folder.path(), "gateway,a=team-a").await;
+    for (process_id, name, refused, served) in [
+        (1, "team-a", &["b"][..], &["a"][..]),
+        (2, "stranger", &["a", "b"], &[]),
+        (3, "gateway", &[], &["a", "b"]),
+    ] {
+        let certificate = ours.sign_for(name);
+        let address = daemon.state_address;
+        let caller = CallClient::with_certificate(address, &ours.pem, &certificate, process_id);
+        let hello = state::Hello {
+            schema: proto::SCHEMA,
+            node_id: "n".to_owned(),
+            process_id,
+            pools: vec!["a".to_owned(), "b".to_owned()],
+            ..state::Hello::default()
+        };
+        let (status, _) = caller
+            .tell(vec![proxy_message::Message::Hello(hello)])
+            .await;
+        assert_eq!(status, 200, "{name}");
+        let mut pools = BTreeSet::new();
+        let mut refused_pools = None;
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(500) || pools.len() < served.len() {
+            for message in caller.hear().await.unwrap() {
+                pools.extend(pool_of(&message).map(str::to_owned));
+                if let Message::Welcome(welcome) = message {
+                    refused_pools = Some(welcome.refused_pools);
+                }
+            }
+        }
+        assert_eq!(refused_pools.unwrap(), refused, "{name}");
+        assert!(pools.iter().eq(served), "{name} gets {pools:?}");
+    }
     daemon.stop().await;
 }
 

@@ -20,11 +20,11 @@
 //!
 //! Other proxies may be hostile, so local evidence has more weight. A record of another proxy
 //! ejects for at most [`MAX_MS`]. It changes nothing while a local ejection or a probe runs, or if
-//! the endpoint succeeded here within the last second. Nor does it within [`OUTSIDE_REST_MS`] after
-//! an ejection that another proxy requested. Any local success ends an ejection by another proxy.
-//! The success of another proxy ends no local ejection. A probe does not turn the record of another
-//! proxy into a local one. If more than half of the endpoints would be ejected, local ejections
-//! come first.
+//! the endpoint's last answer here was a success within [`OUTSIDE_REST_MS`]. Nor does it within the
+//! same time after an ejection that another proxy requested. Any local success ends an ejection by
+//! another proxy. The success of another proxy ends no local ejection. A probe does not turn the
+//! record of another proxy into a local one. If more than half of the endpoints would be ejected,
+//! local ejections come first.
 
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
@@ -57,11 +57,11 @@ const CLEARED_MS: u64 = 60_000;
 /// to another proxy takes.
 const OUTSIDE_SLACK_MS: u64 = 100;
 
-/// How long no other proxy can eject an endpoint after it answered here, or after the end of an
-/// ejection that another proxy requested, in ms. In this time requests reach the endpoint, and
-/// their answers or failures show its state. If the other proxy is right, this costs one failed
-/// attempt.
-const OUTSIDE_REST_MS: u64 = 10_000;
+/// How long no other proxy can eject an endpoint after it succeeded here, unless it failed here
+/// since, or after the end of an ejection that another proxy requested, in ms. In this time
+/// requests reach the endpoint, and their answers or failures show its state. If the other proxy is
+/// right, this costs one failed attempt.
+pub(super) const OUTSIDE_REST_MS: u64 = 10_000;
 
 /// The endpoints that failed lately.
 #[derive(Debug, Default)]

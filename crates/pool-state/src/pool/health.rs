@@ -261,10 +261,11 @@ impl EndpointHealthTable {
             .map(|at| Timestamp(*at))
     }
 
-    /// Whether the endpoint succeeded here within the last [`FRESH_MS`].
-    pub(super) fn succeeded_lately(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        let last = self.known(endpoint).and_then(|row| row.succeeded[0]);
-        last.is_some_and(|(_, at)| now.ms_since(at) <= FRESH_MS)
+    /// Whether the endpoint succeeded here within the last `ms`, and no failure has counted since.
+    pub(super) fn succeeds(&self, endpoint: EndpointRef, ms: u64, now: Timestamp) -> bool {
+        let row = self.known(endpoint).filter(|row| row.streak <= 0.0);
+        let last = row.and_then(|row| row.succeeded[0]);
+        last.is_some_and(|(_, at)| now.ms_since(at) <= ms)
     }
 
     /// When each endpoint last answered, in ns, by slot; 0 means never.

@@ -135,6 +135,11 @@ impl PeerLoadReport {
         self.counts
     }
 
+    /// The number of loads, SLOs and failures.
+    pub(super) fn entries(&self) -> u64 {
+        (self.layout.loads + self.layout.slos + self.layout.failures) as u64
+    }
+
     /// Whether the report has no load.
     #[must_use]
     pub fn is_idle(&self) -> bool {

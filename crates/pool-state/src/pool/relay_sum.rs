@@ -26,6 +26,8 @@ pub struct RelaySum {
     loads: PeerLoads,
     /// The SLOs and failures, by slot. They cannot be added up.
     extremes: Vec<SlotExtremes>,
+    /// How many entries of reports were added, removed or written so far.
+    entries: u64,
 }
 
 /// The SLOs and failures that processes report for one endpoint.
@@ -68,6 +70,7 @@ impl RelaySum {
         }
         self.present = present;
         for row in rows.into_iter().filter(|row| row.counts()) {
+            self.entries += row.entries();
             row.each_load(|endpoint, load| self.loads.add(endpoint, load));
             self.rank(row, true);
         }
@@ -100,8 +103,18 @@ impl RelaySum {
         if row.counts() {
             self.rank(row, false);
         }
+        self.entries += row.entries();
         row.replace(bytes, true, &mut self.loads);
+        self.entries += row.entries();
         self.rank(row, true);
+    }
+
+    /// How many entries of reports were added, removed or written so far: the cost of the sum. It
+    /// grows by the sizes of one report and of the pool for each message, however many reports
+    /// there are.
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        self.entries
     }
 
     /// Removes a report from the sum.
@@ -115,7 +128,9 @@ impl RelaySum {
     /// The sum as a report, without the report `own` if there is one.
     pub fn row_without(&mut self, head: LoadReportHead, own: Option<&PeerLoadReport>) -> Vec<u8> {
         let own = own.filter(|own| own.counts());
+        self.entries += self.present.len() as u64;
         if let Some(own) = own {
+            self.entries += 2 * own.entries();
             own.each_load(|endpoint, load| self.loads.subtract(endpoint, load));
         }
         let writer = own.map(|own| own.head().vm);
@@ -215,6 +230,9 @@ impl<T: Ord + Copy> Ranking<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::cmp::Ordering;
+
     use proptest::prelude::*;
     use scheduler::{Slot, Timestamp};
 
@@ -337,6 +355,50 @@ mod tests {
                 }
             }
         }
+    }
+
+    thread_local! {
+        static COMPARISONS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// A value that counts its comparisons.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    struct Compared(u64);
+
+    impl Ord for Compared {
+        fn cmp(&self, other: &Self) -> Ordering {
+            COMPARISONS.set(COMPARISONS.get() + 1);
+            self.0.cmp(&other.0)
+        }
+    }
+
+    impl PartialOrd for Compared {
+        fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+            Some(self.cmp(other))
+        }
+    }
+
+    #[test]
+    fn twice_as_many_writers_cost_twice_the_comparisons() {
+        let comparisons = |writers: u64| {
+            let before = COMPARISONS.get();
+            let mut ranking = Ranking::default();
+            for writer in 0..writers {
+                // The values come in no order.
+                let value = Some(Compared(writer * 7_919 % writers));
+                ranking.set(value, writer, true);
+            }
+            for writer in 0..writers {
+                assert!(ranking.without(Some(writer)).is_some());
+            }
+            for writer in 0..writers {
+                let value = Some(Compared(writer * 7_919 % writers));
+                ranking.set(value, writer, false);
+            }
+            COMPARISONS.get() - before
+        };
+        let [few, many] = [512, 1_024].map(comparisons);
+        assert!(few > 0 && many < 3 * few, "{few}, then {many}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use proto::placements::PlacementKind;
 use scheduler::EndpointRef;
 use scheduler::in_flight::EndpointLoad;
 
+use super::ejection::OUTSIDE_REST_MS;
 use super::{
     Ejection, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, adapters,
     crash_correlation, shared_streak, stored_answers,
@@ -150,13 +151,16 @@ impl ManagedPool {
         }
     }
 
-    /// Applies another worker's record of an endpoint's failures. If an endpoint succeeds here,
-    /// failures that another proxy saw change nothing.
+    /// Applies another worker's record of an endpoint's failures. If the endpoint's last answer
+    /// here was a success within [`OUTSIDE_REST_MS`], failures that another proxy saw change
+    /// nothing.
     pub fn learn_ejection(&mut self, ejection: Ejection, now: Timestamp) {
         let failures = &self.endpoints.failures;
         let is_refuted = ejection.outside
             && ejection.failures > 0
-            && failures.health.succeeded_lately(ejection.endpoint, now);
+            && failures
+                .health
+                .succeeds(ejection.endpoint, OUTSIDE_REST_MS, now);
         if !is_refuted
             && self.endpoints.knows(ejection.endpoint)
             && self.endpoints.failures.ejections.learn(ejection, now)
@@ -196,9 +200,14 @@ impl ManagedPool {
                 self.cache.stored_answers.record(*mark, endpoint, from_peer);
             }
             _ => {
-                // The other worker publishes each pick as an unconfirmed placement.
-                if kind == PlacementKind::Unconfirmed {
-                    self.ledger.in_flight.picked(endpoint);
+                // The other worker publishes each pick as an unconfirmed placement. The order of
+                // picks decides between idle endpoints, so a pick without load does not count: a
+                // hostile proxy could invent it.
+                let in_flight = &mut self.ledger.in_flight;
+                if kind == PlacementKind::Unconfirmed
+                    && in_flight.others_mut().requests(endpoint) > 0
+                {
+                    in_flight.picked(endpoint);
                 }
                 self.cache.record_peer(kind, endpoint, blocks);
             }
@@ -239,6 +248,7 @@ impl ManagedPool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use scheduler::{
         Endpoint, EndpointMetrics, Generation, Pipeline, PipelineSpec, Readiness, Slot, Snapshot,
         Version,
@@ -247,6 +257,7 @@ mod tests {
     use super::*;
     use crate::peers::PeerReport;
     use crate::pool::LoadReportSum;
+    use crate::pool::witnesses::{RequestFailure, Witness};
 
     const AT: EndpointRef = EndpointRef {
         slot: Slot(0),
@@ -296,14 +307,75 @@ mod tests {
             by_answers: true,
             is_own: false,
         };
-        pool.learn_ejection(failed(500, true), at(500));
-        assert!(pool.ejections().is_empty());
-        pool.learn_ejection(failed(1_500, true), at(1_500));
+        for ms in [500, OUTSIDE_REST_MS] {
+            pool.learn_ejection(failed(ms, true), at(ms));
+            assert!(pool.ejections().is_empty(), "{ms} ms after a success");
+        }
+        let later = OUTSIDE_REST_MS + 1;
+        pool.learn_ejection(failed(later, true), at(later));
         assert_eq!(pool.ejections().len(), 1, "that success was long ago");
         let mut pool = self::pool();
         pool.endpoints.failures.health.record_success(AT, 7, at(0));
         pool.learn_ejection(failed(500, false), at(500));
         assert_eq!(pool.ejections().len(), 1, "another worker saw it");
+        let mut pool = self::pool();
+        let health = &mut pool.endpoints.failures.health;
+        health.record_success(AT, 7, at(0));
+        let failure = RequestFailure::Answer(Witness::Prompt(0), 1);
+        health.record_failure(AT, failure, at(400));
+        pool.learn_ejection(failed(500, true), at(500));
+        assert_eq!(pool.ejections().len(), 1, "a failure here confirms it");
+    }
+
+    proptest! {
+        /// Another proxy says at any times, with any clock, that an endpoint has failed. While each
+        /// of its answers here is a success and the pauses between them are not too long, requests
+        /// never avoid it.
+        #[test]
+        fn no_words_of_another_proxy_eject_what_answers_well_here(
+            steps in prop::collection::vec(
+                (0..=OUTSIDE_REST_MS, prop::collection::vec((0..=OUTSIDE_REST_MS, any::<i16>(), 0..9_u32), 0..4)),
+                1..40,
+            ),
+        ) {
+            let mut pool = pool();
+            let mut ms = 100_000;
+            for (pause, mut said) in steps {
+                pool.endpoints.failures.health.record_success(AT, 7, at(ms));
+                said.sort_unstable();
+                for (after, early, failures) in said {
+                    let now = at(ms + after.min(pause));
+                    let said = Ejection {
+                        at: at((ms + after).saturating_add_signed(early.into())),
+                        failures,
+                        until: Timestamp(u64::MAX),
+                        endpoint: AT,
+                        outside: true,
+                        by_answers: failures % 2 == 0,
+                        is_own: false,
+                    };
+                    pool.learn_ejection(said, now);
+                    prop_assert!(!pool.endpoints.failures.ejections.is_ejected(AT, now));
+                }
+                ms += pause;
+            }
+        }
+    }
+
+    #[test]
+    fn a_pick_of_another_proxy_breaks_no_tie_unless_its_load_counts() {
+        let mut pool = pool();
+        let claim = |pool: &mut ManagedPool| {
+            pool.record_peer_placement(PlacementKind::Unconfirmed, AT, &[2, 4], at(0));
+            pool.in_flight().last_pick(AT)
+        };
+        assert_eq!(claim(&mut pool), 0);
+        let load = EndpointLoad {
+            requests: 1,
+            ..EndpointLoad::default()
+        };
+        pool.set_peer_loads([(AT, load)]);
+        assert!(claim(&mut pool) > 0);
     }
 
     /// Repeats another proxy's report, and returns the load that counts after each of the scrapes.
