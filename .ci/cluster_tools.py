@@ -63,7 +63,8 @@ class Tool(NamedTuple):
 
 TABLE = {
     # `go install` refuses a module with replace directives, so `build` makes a module that requires etcd's module.
-    "etcd": Tool("go.etcd.io/etcd/server/v3", "v3.6.15", {"etcd": "go.etcd.io/etcd/server/v3"}),
+    # The family is Kubernetes, because most of etcd's packages also belong to Kubernetes.
+    "etcd": Tool("go.etcd.io/etcd/server/v3", "v3.6.15", {"etcd": "go.etcd.io/etcd/server/v3"}, family=KUBERNETES),
     # The API server is all that `make test` needs of Kubernetes.
     "kube-apiserver": Tool(
         KUBERNETES,

@@ -36,8 +36,12 @@ LONG = "--features e2e/long"
 # Clippy's driver is rustc with more lints. In place of rustc, it lints while it compiles. This saves the pass of
 # `cargo clippy` over all crates and dependencies (4 of 15 minutes on two cores). A warning is an error.
 WITH_CLIPPY = "RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
-# Runs the test programs that PROGRAMS names to `test_threads.sh`: `e2e`, `daemon` or `others`.
+# Runs the test programs that PROGRAMS names to `test_threads.sh`: `daemon` or `others`.
 TESTS = f"{WITH_CLIPPY} cargo test --locked --workspace --lib --bins --tests {LONG} --no-fail-fast {THREADS} {NOT_SLOW}"
+TESTS_ON_ENVOY = f"{WITH_CLIPPY} cargo test --locked --workspace --test e2e {LONG} {THREADS} {NOT_SLOW}"
+# Builds all that these programs and `cargo bench` run, at low priority, because the tests on Envoy run at the same time. Cargo locks
+# its folder while it builds, so the build begins when the tests on Envoy no longer need the lock: a second or two after their start.
+BUILD_ALL = f"sleep 5 && {WITH_CLIPPY} nice -n 19 cargo build --locked --workspace --bins --tests --examples --benches {LONG}"
 # What the group `charts` needs; `make e2e-cluster` builds the same and more.
 CHART_TOOLS = "etcd kube-apiserver kube-controller-manager schemas helm crane"
 # There are thousands of mutants, more than a night's work. Each run tests one of this many parts, on each day another one.
@@ -368,8 +372,8 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "tests": lambda: [
         # Linking the module and wasm-opt use one core, so this build begins with the step that makes the module.
         Step(
-            "tests: build, with clippy",
-            f"{WITH_CLIPPY} cargo build --locked --workspace --bins --tests --examples --benches {LONG}",
+            "tests: build what the tests on Envoy need, with clippy",
+            f"{WITH_CLIPPY} cargo build --locked --workspace --bins --test e2e {LONG}",
             one,
             begins=Begins.WITH_PREVIOUS,
         ),
@@ -380,12 +384,10 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             buildable,
             begins=Begins.FIRST,
         ),
-        # Without these flags, cargo also builds the examples, and reads the documents of every crate for code. With fewer targets, it
-        # gives procedural macros other debug information, and compiles all that needs them once more.
-        # Tests on Envoy wait for half of their time, so others run at the same time. Tests of the daemon measure how soon it
+        # Tests on Envoy wait for half of their time, so all others are built and run meanwhile. Tests of the daemon measure how soon it
         # answers, so they run alone.
-        Step("tests: on Envoy", f"PROGRAMS=e2e {TESTS}", cargo_test),
-        Step("tests: all others", f"PROGRAMS=others {TESTS}", cargo_test, begins=Begins.WITH_PREVIOUS),
+        Step("tests: on Envoy", f"PROGRAMS=e2e {TESTS_ON_ENVOY}", cargo_test),
+        Step("tests: build with clippy and run all others", f"{BUILD_ALL} && PROGRAMS=others {TESTS}", cargo_test, begins=Begins.WITH_PREVIOUS),
         Step("tests: the daemon", f"PROGRAMS=daemon {TESTS}", cargo_test),
     ],
     # The steps that need Helm, crane or Kubernetes' controllers.
