@@ -157,6 +157,45 @@ fn rendered_charts() -> Vec<(String, Vec<Value>)> {
     charts
 }
 
+/// Checks the file of learned models in the rendered charts, and that the template still has the
+/// same argument. The group `charts` of CI renders the templates, with Helm.
+#[test]
+fn the_chart_keeps_learned_models_beside_the_snapshot_in_a_volume() {
+    let template = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../deploy/charts/switchpoint/templates/daemon.yaml");
+    let template = std::fs::read_to_string(template).unwrap();
+    for (chart, objects) in rendered_charts() {
+        let objects = Value::Array(objects);
+        let mut containers = Vec::new();
+        with_key(&objects, "args", &mut containers);
+        let daemon = containers
+            .into_iter()
+            .find(|container| container["name"] == "switchpointd")
+            .unwrap();
+        let folder_of = |flag: &str| {
+            let arguments = daemon["args"].as_array().unwrap();
+            let path = arguments
+                .iter()
+                .find_map(|argument| argument.as_str()?.strip_prefix(flag))
+                .unwrap_or_else(|| panic!("{chart}: no {flag}"));
+            let line = format!("- {flag}{path}\n");
+            assert!(
+                template.contains(&line),
+                "{chart}: no {line} in the template"
+            );
+            let folder = Path::new(path).parent().unwrap();
+            folder.to_str().unwrap().to_owned()
+        };
+        let folder = folder_of("--latency-model-file=");
+        assert_eq!(folder, folder_of("--snapshot-file="), "{chart}");
+        let mounts = daemon["volumeMounts"].as_array().unwrap();
+        assert!(
+            mounts.contains(&json!({"name": "state", "mountPath": folder})),
+            "{chart}: {mounts:?}"
+        );
+    }
+}
+
 /// Collects every object below `value` that has the key.
 fn with_key<'v>(value: &'v Value, key: &str, found: &mut Vec<&'v Value>) {
     match value {

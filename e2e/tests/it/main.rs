@@ -6,6 +6,7 @@ mod affinity;
 mod apart;
 mod bodies;
 mod broken_engines;
+mod client_faults;
 mod clients;
 #[path = "../../../crates/discovery/tests/it/cluster.rs"]
 mod cluster;

@@ -404,6 +404,12 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
 /// this pause, the daemon receives models from a proxy before these 64 requests.
 const PREDICTED_TRAFFIC_PAUSE: Duration = Duration::from_millis(25);
 
+/// The maximum time from the moment when a new daemon is ready until it predicts from the models of
+/// a proxy. The proxy connects again after at most 0.8 s, and the daemon publishes models once a
+/// second. The rest is for a busy machine of two cores, on which the proxy tries to connect more
+/// often, and so pauses for up to 2 s.
+const PREDICTS_AGAIN_MAX: Duration = Duration::from_secs(5);
+
 /// Sends requests with SLOs, one after the other, until the value is dropped.
 struct PredictedTraffic {
     served: Arc<AtomicU64>,
@@ -530,6 +536,9 @@ async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
                 .map(drop)
         };
         wait_for(LIMIT, "the daemon to answer", leads).await?;
+        let ready = Instant::now();
+        traffic.wait_for_more(1).await?;
+        let served = ready.elapsed();
         stack
             .envoy
             .picker_stat_until(
@@ -538,14 +547,19 @@ async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
                 LIMIT,
             )
             .await?;
-        let began = Instant::now();
         predicts(&stack, LIMIT).await?;
+        let predicts_again = ready.elapsed();
         // The daemon cannot have learned these models itself, because it needs more requests to
         // learn a model.
         let known = page(&stack).await.ok_or("the daemon's page")?;
         println!(
-            "drill {restarted}: it has a proxy's models {} ms after the proxy connected",
-            began.elapsed().as_millis()
+            "drill {restarted}: after it was ready, a request was predicted within {} ms, and the daemon predicted after {} ms",
+            served.as_millis(),
+            predicts_again.as_millis()
+        );
+        assert!(
+            served.max(predicts_again) < PREDICTS_AGAIN_MAX,
+            "{restarted}: {served:?}, {predicts_again:?}"
         );
         let learned = known["pools"][0]["observations"]["learned"]
             .as_u64()
@@ -569,6 +583,8 @@ async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
         traffic.wait_for_more(20).await?;
     }
     assert_eq!(traffic.unpredicted(), [""; 0]);
+    let served = traffic.served.load(Ordering::Relaxed);
+    println!("drill: {served} requests served, 0 without a prediction");
     Ok(())
 }
 

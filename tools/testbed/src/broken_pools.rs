@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::plain_engine::{AnswerDelay, PlainAnswer, PlainBehaviour};
@@ -40,11 +40,10 @@ const SERVED: u64 = 10;
 /// The maximum number of requests of one client, in case the caller forgets to stop the client.
 const REQUESTS_MAX: u64 = 20_000;
 
-/// The name of the pool whose clients use SGLang's `/generate`.
+/// The name of the pool whose clients alternate between SGLang's and vLLM's APIs of this name.
 const NO_WORK_GENERATE: &str = "no-work-in-200-of-generate";
 
-/// The name of the pool whose clients alternate between chats and completions, streamed and not
-/// streamed.
+/// The name of the pool whose clients alternate between all other APIs that generate.
 const NO_WORK: &str = "no-work-in-200";
 
 /// One pool for each fault, with clients. The first engine of each pool is broken.
@@ -240,24 +239,63 @@ async fn ask(
             format!("{} of four. ", client % 4)
         };
         let prompt = prompt.repeat(40);
-        let (path, body) = match pool.name.as_str() {
-            NO_WORK_GENERATE => (
-                "/generate",
-                json!({"text": prompt, "sampling_params": {"max_new_tokens": 4}}),
-            ),
-            NO_WORK if number % 4 >= 2 => (
-                "/v1/completions",
-                json!({"model": "demo", "stream": number % 8 >= 4, "max_tokens": 4, "prompt": prompt}),
-            ),
-            NO_WORK if number % 8 >= 4 => (
-                "/v1/chat/completions",
-                json!({"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": prompt}]}),
-            ),
-            _ => (
-                "/v1/chat/completions",
-                json!({"model": "demo", "stream": true, "max_tokens": 4, "messages": [{"role": "user", "content": prompt}]}),
-            ),
-        };
+        let (path, body) = request(&pool.name, number, &prompt);
         let _ = pool.post(proxy, path, &body).await; // a broken engine replies with an error on purpose
+    }
+}
+
+/// Returns the path and the body of a request. Kinds of prompts, APIs and streams alternate
+/// independently.
+fn request(pool: &str, number: u64, prompt: &str) -> (&'static str, Value) {
+    let paths: &[&'static str] = match pool {
+        NO_WORK_GENERATE => &["/generate", "/inference/v1/generate"],
+        NO_WORK => &[
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/messages",
+            "/v1/responses",
+            "/invocations",
+        ],
+        _ => &["/v1/chat/completions"],
+    };
+    let turn = number as usize / 2;
+    let path = paths[turn % paths.len()];
+    let is_streamed = paths.len() == 1 || (turn / paths.len()).is_multiple_of(2);
+    let mut body = match path {
+        "/v1/completions" => json!({"prompt": prompt}),
+        "/v1/responses" => json!({"input": prompt}),
+        "/generate" => json!({"text": prompt}),
+        "/inference/v1/generate" => json!({"token_ids": prompt.as_bytes()}),
+        _ => json!({"messages": [{"role": "user", "content": prompt}]}),
+    };
+    body["model"] = json!("demo");
+    body["max_tokens"] = json!(4);
+    body["stream"] = json!(is_streamed);
+    (path, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_api_is_sent_with_both_kinds_of_prompts_streamed_and_not() {
+        for (pool, apis) in [(NO_WORK, 5), (NO_WORK_GENERATE, 2)] {
+            let kinds: BTreeSet<(&str, bool, bool)> = (0..4 * apis)
+                .map(|number| {
+                    let (path, body) = request(pool, number, "prompt");
+                    let is_streamed = body["stream"] == json!(true);
+                    (path, is_streamed, number.is_multiple_of(2))
+                })
+                .collect();
+            assert_eq!(kinds.len() as u64, 4 * apis, "{pool}: {kinds:?}");
+        }
+        let (path, body) = request("status-500", 1, "prompt");
+        assert_eq!(
+            (path, &body["stream"]),
+            ("/v1/chat/completions", &json!(true))
+        );
     }
 }

@@ -57,8 +57,15 @@ pub enum PlainAnswer {
     /// A reply with this status and JSON body. The reply is never a stream, and takes as long as a
     /// complete reply.
     Fixed(StatusCode, String),
-    /// A reply with status 200 and `finish_reason` `abort` but without tokens, like the reply of an
-    /// engine that sleeps or shuts down.
+    /// The regular reply, except that a request whose body contains `mark` immediately gets this
+    /// status and JSON body.
+    ReplyUnless {
+        mark: &'static str,
+        status: StatusCode,
+        body: &'static str,
+    },
+    /// A reply with status 200 and without tokens, like the reply of an engine that sleeps or shuts
+    /// down. The `finish_reason` is `abort` in the APIs that have one.
     NoWork,
     /// A reply whose connection is closed after the first token. If the reply is not streamed, the
     /// connection is closed in the middle of the body.
@@ -290,7 +297,7 @@ async fn answer(shared: &Arc<PlainEngineState>, request: Request<Incoming>) -> R
         ),
         (&Method::GET, _) => Response::default(),
         (_, path) => match PlainRequest::parse(path, &body) {
-            Some(asked) => infer(shared, asked).await,
+            Some(asked) => infer(shared, asked, &body).await,
             None => with_status(StatusCode::NOT_FOUND),
         },
     };
@@ -300,9 +307,18 @@ async fn answer(shared: &Arc<PlainEngineState>, request: Request<Incoming>) -> R
     response
 }
 
-async fn infer(shared: &Arc<PlainEngineState>, asked: PlainRequest) -> Response<Body> {
+async fn infer(shared: &Arc<PlainEngineState>, asked: PlainRequest, body: &[u8]) -> Response<Body> {
     let mut running = RunningGuard::count(shared);
     let SlottedBehaviour { behaviour, slots } = shared.manner();
+    if let PlainAnswer::ReplyUnless {
+        mark,
+        status,
+        body: refusal,
+    } = behaviour.answer
+        && String::from_utf8_lossy(body).contains(mark)
+    {
+        return fixed(status, refusal.to_owned());
+    }
     match behaviour.delay {
         AnswerDelay::AtOnce => {}
         AnswerDelay::Constant(all) => sleep(all).await,
@@ -317,16 +333,11 @@ async fn infer(shared: &Arc<PlainEngineState>, asked: PlainRequest) -> Response<
         }
     }
     match &behaviour.answer {
-        PlainAnswer::Fixed(status, body) => {
-            let mut response = Response::new(Body::from(body.clone()));
-            *response.status_mut() = *status;
-            response.headers_mut().insert(
-                header::CONTENT_TYPE,
-                http::HeaderValue::from_static("application/json"),
-            );
-            response
-        }
-        PlainAnswer::Reply | PlainAnswer::NoWork | PlainAnswer::CutAfterFirstToken => {
+        PlainAnswer::Fixed(status, body) => fixed(*status, body.clone()),
+        PlainAnswer::Reply
+        | PlainAnswer::ReplyUnless { .. }
+        | PlainAnswer::NoWork
+        | PlainAnswer::CutAfterFirstToken => {
             let asked = if behaviour.answer == PlainAnswer::NoWork {
                 asked.aborted()
             } else {
@@ -340,6 +351,16 @@ async fn infer(shared: &Arc<PlainEngineState>, asked: PlainRequest) -> Response<
             reply::reply(&asked, &behaviour, next, running).await
         }
     }
+}
+
+fn fixed(status: StatusCode, body: String) -> Response<Body> {
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        http::HeaderValue::from_static("application/json"),
+    );
+    response
 }
 
 fn metrics_page(shared: &PlainEngineState) -> Response<Body> {

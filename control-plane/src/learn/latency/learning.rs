@@ -727,6 +727,35 @@ mod tests {
     }
 
     #[test]
+    fn own_observations_replace_the_models_that_a_proxy_claimed() {
+        let row = observed(1, 20.0);
+        let predicted_ms = |daemon: &LearnerDrill| {
+            let latency = daemon.published().0.latency.unwrap();
+            let Observation {
+                endpoint,
+                conditions,
+                ..
+            } = &row.observation;
+            latency.predict(*endpoint, conditions).unwrap().ttft_ms
+        };
+        let mut daemon = LearnerDrill::start(None);
+        assert!(daemon.claims(1, &models(200.0), false));
+        let claimed_ms = predicted_ms(&daemon);
+        assert!((claimed_ms - 200.0).abs() < 1.0, "{claimed_ms} ms");
+        for _ in 0..10 {
+            for _ in 0..40 {
+                daemon.task.intake.counts.learned += 1;
+                daemon.task.learn(1, &row);
+            }
+            // The learner publishes at most twice a second.
+            daemon.task.began -= PUBLISH_INTERVAL;
+            daemon.task.tick();
+        }
+        let own_ms = predicted_ms(&daemon);
+        assert!((own_ms - 20.0).abs() < 4.0, "{own_ms} ms");
+    }
+
+    #[test]
     fn a_leader_reads_the_file_of_the_one_before_unless_a_proxy_has_newer_models() {
         let folder = tempfile::tempdir().unwrap();
         let file = Arc::new(ModelFile::open(folder.path().join("models.json")));

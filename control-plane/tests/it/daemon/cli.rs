@@ -311,6 +311,19 @@ fn check_answers_for_every_item() {
     let output = run(&["check", "--format", "json", path], &[]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["errors"][0]["line"], 4);
+    write(
+        &file,
+        "apiVersion: llm-d.ai/v1alpha1\n  kind: EndpointPickerConfig\n  plugins:\n  - type: queue-scorer\n",
+    );
+    check(
+        &["check", path],
+        1,
+        &[
+            "config.yaml:2: error: ",
+            "; all lines after the first",
+            ": indent them alike\n",
+        ],
+    );
     check(&["check", "/no/such/file"], 1, &["No such file"]);
     // `check` also tries Triton's port 8002. No other program uses this address, so the port is
     // free.
@@ -366,6 +379,36 @@ fn check_answers_for_objects_too() {
         folder.path().to_str().unwrap(),
     ];
     check(&serve, 1, &["objects.yaml:4: spec.priority: unknown field"]);
+}
+
+#[test]
+fn check_warns_of_a_gateway_that_waits_too_short_for_held_requests() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("envoy.yaml");
+    let path = file.to_str().unwrap();
+    let with = |limit: &str| {
+        write(
+            &file,
+            &format!(
+                "http_filters:\n- typed_config:\n    \"@type\": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor\n    message_timeout: 5s\n{limit}"
+            ),
+        );
+    };
+    with("");
+    check(
+        &["check", path],
+        0,
+        &[
+            "envoy.yaml:3: warning: max_message_timeout: not given: ",
+            "envoy.yaml: fine\n",
+        ],
+    );
+    let output = run(&["check", "--format", "json", path], &[]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["items"][0]["status"], "warning", "{report}");
+    with("    max_message_timeout: 3600s\n");
+    let said = said(&run(&["check", path], &[]));
+    assert!(!said.contains("warning") && said.contains("fine"), "{said}");
 }
 
 #[tokio::test]

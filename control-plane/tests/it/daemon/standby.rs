@@ -242,9 +242,9 @@ async fn settled_models(filter: &mut FilterStream) -> LearnedModels {
     }
 }
 
-/// The maximum time until proxies have the models again, which should take a second, and longer on
-/// a busy machine.
-const TAKEN_OVER_MAX: Duration = Duration::from_secs(5);
+/// The maximum time from the moment when a daemon leads until its proxies have the models. The
+/// daemon publishes models once a second. The rest is for a busy machine of two cores.
+const TAKEN_OVER_MAX: Duration = Duration::from_secs(3);
 
 /// Checks that a standby takes over the models of a proxy. The standby has followed the pool all
 /// the time and has learned nothing. The proxies send the standby the models of the previous
@@ -287,7 +287,7 @@ async fn a_live_standby_that_takes_over_goes_on_from_the_models_of_a_proxy() {
         }
         held = new;
         let elapsed = began.elapsed();
-        println!("drill: both proxies have the models {elapsed:.2?} after the first connected");
+        println!("drill: both proxies have the models {elapsed:.2?} after the daemon leads");
         assert!(elapsed < TAKEN_OVER_MAX, "{elapsed:?}");
         leading.lose().await;
     }

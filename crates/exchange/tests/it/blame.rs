@@ -622,7 +622,7 @@ fn an_engine_that_refuses_what_others_accept_gets_next_to_no_requests() {
 
 #[test]
 fn an_engine_that_answers_at_once_without_work_gets_next_to_no_requests_of_an_open_flow() {
-    for api in [CHAT, GENERATE] {
+    for api in APIS {
         for fault in [BlameFault::NoWork, BlameFault::Refuses(400)] {
             let mut world = BlameWorld::new(1, 4);
             world.api = api;

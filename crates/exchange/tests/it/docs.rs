@@ -63,3 +63,61 @@ fn the_documentation_of_paths_is_current() {
         "run the test with UPDATE_GOLDENS=1"
     );
 }
+
+const POOL: &str = "../pool-state/src/pool";
+const FORWARD: &str = "src/exchange/forward.rs";
+
+/// The numbers of `engine-answers.md`: the file and the code that set the number, and the words of
+/// the page that name it.
+#[rustfmt::skip] // The list is a table.
+const NUMBERS: &[(&str, &str, &[&str])] = &[
+    ("health.rs", "const STREAK: f32 = 5.0;", &["counted over all workers of the proxy | five witnesses |", "predicts, by at least five."]),
+    ("health.rs", "const FRESH_MS: u64 = 1_000;", &["one if the endpoint answered nothing within the last second |"]),
+    ("health.rs", "own.failure_rate() >= 0.5)", &["within ten seconds | half of all answers |"]),
+    ("answer_window.rs", "const WINDOW_MS: u64 = 10_000;", &["| failed answers within ten seconds |", "Within ten seconds, at most two failures"]),
+    ("answer_window.rs", "const TIMES_OTHERS: f32 = 2.0;", &["must also exceed twice the number", "fails more than twice as often as others"]),
+    ("witnesses.rs", "const WITNESSES_MAX: usize = 8;", &["counts again only after eight other witnesses"]),
+    ("witnesses.rs", "const OF_ONE_CLIENT_MAX: [usize; 4] = [usize::MAX, usize::MAX, 3, 2];", &["at most two failures of one [client]", "three if only two clients were seen", "and all of a single client"]),
+    ("witnesses.rs", "const SEEN_MS: u64 = 60_000;", &["two clients were seen within a minute"]),
+    ("accepted_kinds.rs", "const LATELY_MS: u64 = 60_000;", &["another endpoint accepted the same API and model within a minute", "| succeeded with the same API and model within a minute,"]),
+    ("connection_losses.rs", "const LOST_STREAK: u32 = 2;", &["not all by one of several clients | two; one if"]),
+    ("connection_losses.rs", "const AVOIDED_MS: u64 = 5_000;", &["requests avoid the endpoint for five seconds."]),
+    ("ejection.rs", "const BASE_MS: u64 = 1_000;", &["The first ejection lasts one second,"]),
+    ("ejection.rs", "const MAX_MS: u64 = 5_000;", &["as the one before, up to five seconds.", "another proxy reports lasts at most five seconds."]),
+    ("ejection.rs", "const JITTER: f32 = 0.2;", &["shortened at random by up to a fifth."]),
+    ("ejection.rs", "const PROBE_MS: u64 = 5_000;", &["While the probe runs, at most five seconds,"]),
+    ("ejection.rs", "const OUTSIDE_REST_MS: u64 = 10_000;", &["For ten seconds afterwards, other proxies cannot eject"]),
+    ("ejection.rs", "ejected.truncate(ready / 2);", &["At most half of the ready endpoints are ejected"]),
+    ("crash_correlation.rs", "const ENGINES: usize = 2;", &["broke the connections of two engines"]),
+    ("crash_correlation.rs", "const CLIENTS: usize = 2;", &["to all clients if two [clients]"]),
+    ("crash_correlation.rs", "const REMEMBERED_MS: u64 = 60_000;", &["of two engines within a minute,"]),
+    ("crash_correlation.rs", "const PROBE_MS: u64 = 5_000;", &["Every 5 s, one request with this prompt"]),
+    (FORWARD, "const REPEATED_MS_MAX: f32 = 10_000.0;", &["expected to take more than ten seconds"]),
+    (FORWARD, "const LOST_RETRIES_MAX: usize = 1;", &["once if the connection was lost", "has two attempts"]),
+    ("../verdict.rs", "const RETRIED_STATUS: &str = \"503\";", &["if no connection was made; on 503;"]),
+    ("src/driver/decide.rs", "const SHORT_BODY_BYTES_MAX: usize = 64 << 10;", &["a request of more than 64 KiB has one attempt"]),
+];
+
+#[test]
+fn the_numbers_of_engine_answers_are_those_of_the_code() {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let page = read(&crate_folder.join("../../docs/reference/engine-answers.md"));
+    let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (file, code, phrases) in NUMBERS {
+        let folder = if file.starts_with("src/") { "" } else { POOL };
+        let source = read(&crate_folder.join(folder).join(file));
+        assert!(
+            source.contains(code),
+            "{file} has no `{code}` now: correct {phrases:?} in engine-answers.md, and this test"
+        );
+        for phrase in *phrases {
+            assert!(
+                page.contains(phrase),
+                "engine-answers.md has no {phrase:?}, which `{code}` says"
+            );
+        }
+    }
+}

@@ -280,38 +280,51 @@ fn a_task_counts_for_its_model_and_priority_and_in_the_ledger() {
     }
 }
 
-/// Checks the order of held forms: the engine takes one request at a time, and three forms of one
-/// tenant come before a form of another tenant.
+/// Checks the order of held tasks: the engine takes one request at a time, and three tasks of one
+/// tenant come before a task of another tenant.
 #[test]
-fn a_held_form_waits_in_the_flow_of_its_tenant() {
+fn a_held_task_waits_in_the_flow_of_its_tenant() {
+    for path in TASKS {
+        for (content_type, body) in [
+            ("application/json", br#"{"input":"x","model":"m"}"#.to_vec()),
+            (FORM, form(&[("model", "m")])),
+        ] {
+            let next = tenant_after_the_first(path, content_type, &body);
+            assert_eq!(next, Some("two"), "{path} {content_type}");
+        }
+    }
+}
+
+/// Sends this task for one tenant three times, then for another, and ends the first. Returns the
+/// tenant whose task is sent next.
+fn tenant_after_the_first(path: &str, content_type: &str, body: &[u8]) -> Option<&'static str> {
     let pool = crate::queued::pool(&[]);
     let mut pool = pool.borrow_mut();
     let settings = ExchangeSettings::default();
     let pairs = [
         (":method", "POST"),
-        (":path", "/v1/audio/transcriptions"),
-        ("content-type", FORM),
+        (":path", path),
+        ("content-type", content_type),
     ];
     let pairs = pairs.map(|(name, value)| (name.as_bytes(), value.as_bytes()));
-    let body = form(&[("model", "m")]);
     let mut sent = Vec::new();
     let mut held = Vec::new();
     for tenant in ["one", "one", "one", "two"] {
         let mut exchange = Exchange::new(now());
         exchange.request_headers(&settings, pairs, false);
         exchange.set_flow(Some(tenant.as_bytes()));
-        match exchange.decide(&settings, &mut pool, None, &body, now()) {
+        match exchange.decide(&settings, &mut pool, None, body, now()) {
             ExchangeStep::Forward(_) => sent.push(exchange),
             ExchangeStep::Hold { number } => held.push((number, tenant)),
-            other => panic!("{other:?}"),
+            other => panic!("{path}: {other:?}"),
         }
     }
-    assert_eq!((sent.len(), held.len()), (1, 3));
+    assert_eq!((sent.len(), held.len()), (1, 3), "{path} {content_type}");
     let later = now().plus_ms(100);
     sent[0].end(&mut pool, later);
     let next = pool.next_due(later);
     let next = held.iter().find(|(number, _)| Some(*number) == next);
-    assert_eq!(next.map(|(_, tenant)| *tenant), Some("two"));
+    next.map(|(_, tenant)| *tenant)
 }
 
 #[test]

@@ -264,10 +264,12 @@ struct SloCell {
 }
 
 const BY_SLO: (&str, &str) = ("PredictionBasedRouting", "true");
+const NOT_BY_SLO: (&str, &str) = ("PredictionBasedRouting", "false");
 
-/// The requests with their expected results. SLOs count only by the header of the proposal, and a
-/// critical request is served late.
-const SLO_CELLS: [SloCell; 10] = [
+/// The requests with their expected results while latency is predicted. SLOs count only by the
+/// header of the proposal, and a critical request is served late. Without prediction, all are
+/// served.
+const SLO_CELLS: [SloCell; 12] = [
     SloCell {
         name: "loose",
         objective: "standard",
@@ -303,6 +305,18 @@ const SLO_CELLS: [SloCell; 10] = [
         objective: "standard",
         headers: &[("x-slo-ttft-ms", "1")],
         verdict: "200",
+    },
+    SloCell {
+        name: "strict, header false",
+        objective: "standard",
+        headers: &[NOT_BY_SLO, ("x-slo-ttft-ms", "1")],
+        verdict: "200",
+    },
+    SloCell {
+        name: "none, header false",
+        objective: "standard",
+        headers: &[NOT_BY_SLO],
+        verdict: r#"400 invalid-request "missing_slo""#,
     },
     SloCell {
         name: "none",
@@ -365,7 +379,6 @@ fn slo_builder(front: PickerMode, has_flow_control: bool, folder: &Path) -> Resu
     let objects = path("objects.yaml");
     let models = path("models.json");
     let arguments = [
-        "--latency-prediction",
         "--config",
         &config,
         "--objects",
@@ -385,6 +398,7 @@ async fn check_slos(front: PickerMode) -> Result<()> {
     for has_flow_control in [false, true] {
         let folder = tempfile::tempdir()?;
         let stack = slo_builder(front, has_flow_control, folder.path())?
+            .daemon_arguments(&["--latency-prediction"])
             .shared_envoy()
             .start()
             .await?;
@@ -413,6 +427,19 @@ async fn check_slos(front: PickerMode) -> Result<()> {
             );
         }
         running.iter().for_each(JoinHandle::abort);
+    }
+    let folder = tempfile::tempdir()?;
+    let unpredicted = slo_builder(front, false, folder.path())?
+        .shared_envoy()
+        .start()
+        .await?;
+    for cell in &SLO_CELLS {
+        let verdict = slo_verdict(&unpredicted, cell).await?;
+        assert_eq!(
+            verdict, "200",
+            "{front:?}, without prediction, {}",
+            cell.name
+        );
     }
     Ok(())
 }

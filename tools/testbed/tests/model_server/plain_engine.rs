@@ -39,20 +39,52 @@ fn events(reply: &ClientReply) -> Vec<String> {
 #[tokio::test]
 async fn each_api_is_answered_in_its_shape_and_names_its_engine() {
     let engine = start(PlainBehaviour::default()).await;
-    for (path, pointer) in [
-        (CHAT, "/choices/0/message/content"),
-        ("/v1/completions", "/choices/0/text"),
-        ("/v1/embeddings", "/data/0/embedding"),
-        ("/v1/rerank", "/results/0/relevance_score"),
+    for (path, pointer, usage) in [
+        (CHAT, "/choices/0/message/content", "/usage/prompt_tokens"),
+        ("/v1/completions", "/choices/0/text", "/usage/prompt_tokens"),
+        ("/v1/messages", "/content/0/text", "/usage/input_tokens"),
+        (
+            "/v1/responses",
+            "/output/0/content/0/text",
+            "/usage/input_tokens",
+        ),
+        (
+            "/v1/embeddings",
+            "/data/0/embedding",
+            "/usage/prompt_tokens",
+        ),
+        (
+            "/v1/rerank",
+            "/results/0/relevance_score",
+            "/usage/prompt_tokens",
+        ),
+        ("/generate", "/text", "/meta_info/prompt_tokens"),
+        (
+            "/inference/v1/generate",
+            "/choices/0/token_ids/2",
+            "/usage/prompt_tokens",
+        ),
+        (
+            "/invocations",
+            "/choices/0/message/content",
+            "/usage/prompt_tokens",
+        ),
     ] {
         let reply = post(&engine, path, &chat(false, 3)).await.unwrap();
         let body = reply.json().unwrap();
         assert!(
-            body.pointer(pointer).is_some() && body.pointer("/usage/prompt_tokens").is_some(),
+            body.pointer(pointer).is_some() && body.pointer(usage).is_some(),
             "{path}: {body}"
         );
         assert_eq!(reply.header("x-served-by"), engine.addr().to_string());
     }
+    let batch = json!({"text": ["one", "two"]});
+    let replies = post(&engine, "/generate", &batch).await.unwrap();
+    assert!(
+        replies.json().unwrap().pointer("/1/text").is_some(),
+        "{}",
+        replies.text()
+    );
     assert_eq!(
         post(&engine, "/v1/unknown", &json!({}))
             .await
@@ -60,7 +92,54 @@ async fn each_api_is_answered_in_its_shape_and_names_its_engine() {
             .status,
         404
     );
-    assert_eq!(engine.requests(), 4);
+    assert_eq!(engine.requests(), 10);
+}
+
+#[tokio::test]
+async fn an_engine_without_work_generates_nothing_in_any_api() {
+    let engine = start(PlainBehaviour::default()).await;
+    for (path, word) in [
+        (CHAT, "word"),
+        ("/v1/completions", "word"),
+        ("/v1/messages", "word"),
+        ("/v1/responses", "word"),
+        ("/generate", "word"),
+        ("/inference/v1/generate", "\"token_ids\":[7"),
+        ("/invocations", "word"),
+    ] {
+        for stream in [false, true] {
+            for (answer, works) in [(PlainAnswer::Reply, true), (PlainAnswer::NoWork, false)] {
+                engine.behave(PlainBehaviour {
+                    answer,
+                    ..PlainBehaviour::default()
+                });
+                let reply = post(&engine, path, &chat(stream, 3)).await.unwrap();
+                assert_eq!(
+                    (reply.status, reply.text().contains(word)),
+                    (200, works),
+                    "{path}, stream {stream}: {}",
+                    reply.text()
+                );
+                assert_eq!(reply.text().starts_with("data: "), stream, "{path}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_engine_can_refuse_one_kind_of_prompt() {
+    let engine = start(PlainBehaviour {
+        answer: PlainAnswer::ReplyUnless {
+            mark: "Hello?",
+            status: http::StatusCode::NOT_FOUND,
+            body: "{}",
+        },
+        ..PlainBehaviour::default()
+    })
+    .await;
+    for (body, status) in [(chat(false, 3), 404), (json!({"messages": []}), 200)] {
+        assert_eq!(post(&engine, CHAT, &body).await.unwrap().status, status);
+    }
 }
 
 #[tokio::test]
