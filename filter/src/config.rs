@@ -216,7 +216,7 @@ fn pools(value: Option<ConfigValue>) -> Result<Vec<PoolConfig>, InvalidConfig> {
         let next = pool(item, i)?;
         if pools.iter().any(|p| p.name == next.name) {
             return Err(invalid(
-                &format!("pools[{i}].name"),
+                &field_of(i, "name"),
                 format!("another name: \"{}\" is taken", next.name),
             ));
         }
@@ -226,7 +226,7 @@ fn pools(value: Option<ConfigValue>) -> Result<Vec<PoolConfig>, InvalidConfig> {
             .find(|c| pools.iter().any(|p| p.clusters.contains(c)))
         {
             return Err(invalid(
-                &format!("pools[{i}].clusters"),
+                &field_of(i, "clusters"),
                 format!("clusters of no other pool: \"{c}\" is taken"),
             ));
         }
@@ -236,15 +236,14 @@ fn pools(value: Option<ConfigValue>) -> Result<Vec<PoolConfig>, InvalidConfig> {
 }
 
 fn pool(value: ConfigValue, i: usize) -> Result<PoolConfig, InvalidConfig> {
-    let path = format!("pools[{i}]");
-    let mut fields = object(value, &path)?;
+    let mut fields = object(value, &format!("pools[{i}]"))?;
     let name = match fields.remove("name") {
         Some(ConfigValue::Text(name)) if ConfigShape::Name.allows(&name) => name,
-        _ => return Err(invalid(&format!("{path}.name"), ConfigShape::Name.must())),
+        _ => return Err(invalid(&field_of(i, "name"), ConfigShape::Name.must())),
     };
     let must = || {
         invalid(
-            &format!("{path}.clusters"),
+            &field_of(i, "clusters"),
             format!("a list of at most {CLUSTERS_MAX} cluster names"),
         )
     };
@@ -259,8 +258,14 @@ fn pool(value: ConfigValue, i: usize) -> Result<PoolConfig, InvalidConfig> {
             .collect::<Result<_, _>>()?,
         Some(_) => return Err(must()),
     };
-    nothing_left(&fields, &format!("{path}."))?;
+    nothing_left(&fields, &field_of(i, ""))?;
     Ok(PoolConfig { name, clusters })
+}
+
+/// Returns the path of a field of a pool.
+#[inline(never)] // several callers, and the module should be small
+fn field_of(i: usize, name: &str) -> String {
+    format!("pools[{i}].{name}")
 }
 
 fn object(value: ConfigValue, field: &str) -> Result<ConfigFields, InvalidConfig> {

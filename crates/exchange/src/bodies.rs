@@ -146,6 +146,12 @@ impl<S> Default for BodiesInProgress<S> {
 }
 
 impl<S: Clone> BodiesInProgress<S> {
+    /// Whether no body is awaited, not even a refused one.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0 && self.uncounted == 0 && self.bodies.iter().all(Option::is_none)
+    }
+
     /// Begins to await a body without counting it. Returns false if too many are not counted.
     pub fn await_uncounted(&mut self) -> bool {
         let may = self.uncounted < UNCOUNTED_MAX;

@@ -151,7 +151,7 @@ impl<H: RequestHost> RequestDriver<H> {
         pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
         end_of_stream: bool,
     ) -> FilterStatus {
-        self.end(host); // if a proxy begins twice, the load of the first pick must not stay
+        self.finish(host); // if a proxy begins twice, the load of the first pick must not stay
         *self = Self {
             exchange: Exchange::new(host.now()),
             is_whole: end_of_stream,
@@ -285,7 +285,7 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Handles the end of the reply or of the stream, whichever comes first. Releases the resources
     /// of the pick, once.
     #[inline(never)] // several callers, and the wasm module should be small
-    pub fn end(&mut self, host: &mut H) {
+    fn finish(&mut self, host: &mut H) {
         self.pieces = BodyDelivery::None;
         self.reading = BodyReading::default();
         let Some(pool) = self.pool.take() else { return };
@@ -307,7 +307,7 @@ impl<H: RequestHost> RequestDriver<H> {
 
     /// Ends the request with the host's own reply.
     pub fn answer(&mut self, host: &mut H, reply: LocalReply) -> FilterStatus {
-        self.end(host);
+        self.finish(host);
         self.exchange.phase = ExchangePhase::Answered { uncounted: None };
         host.reply(reply);
         FilterStatus::Hold

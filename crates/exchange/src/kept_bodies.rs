@@ -13,14 +13,22 @@ pub struct KeptBodies {
 // === impl KeptBodies ===
 
 impl KeptBodies {
+    /// Whether no body is kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.clients.is_empty()
+    }
+
     /// Counts a body of this client if there is room for it. A client may have half of what the
-    /// others leave of `bytes_max`, so there is always room for another client.
+    /// others leave of `bytes_max`, and seven eighths while there is no other. So there is always
+    /// room for another client.
     pub fn keep(&mut self, client: u64, bytes: usize, bytes_max: usize) -> bool {
         let known = self.clients.iter_mut().find(|(known, _)| *known == client);
         let before = known.as_ref().map_or(0, |(_, held)| *held);
         let of_others = self.bytes.saturating_sub(before);
         let held = before.saturating_add(bytes);
-        if held > bytes_max.saturating_sub(of_others) / 2 {
+        let left = bytes_max.saturating_sub(of_others);
+        if held > left.saturating_sub(left / if of_others == 0 { 8 } else { 2 }) {
             return false;
         }
         self.bytes = of_others.saturating_add(held);
@@ -51,17 +59,23 @@ mod tests {
     const BODY: usize = 1 << 20;
 
     #[test]
-    fn a_client_has_half_of_what_the_others_leave() {
+    fn a_client_has_half_of_what_the_others_leave_and_seven_eighths_without_others() {
         let mut kept = KeptBodies::default();
         let mut keep_all = |client| (0..99).filter(|_| kept.keep(client, BODY, MAX)).count();
-        assert_eq!([1, 2, 3, 1].map(&mut keep_all), [32, 16, 8, 0]);
-        assert_eq!(kept.bytes, 56 * BODY);
+        assert_eq!([1, 2, 3, 1].map(&mut keep_all), [56, 4, 2, 0]);
+        assert_eq!(kept.bytes, 62 * BODY);
         kept.release(3, BODY);
         assert!(kept.keep(3, BODY, MAX));
         assert!(!kept.keep(3, BODY, MAX));
-        for (client, bodies) in [(1, 32), (2, 16), (3, 8)] {
+        for (client, bodies) in [(1, 40), (2, 4), (3, 2)] {
             (0..bodies).for_each(|_| kept.release(client, BODY));
         }
-        assert_eq!((kept.bytes, kept.clients.len()), (0, 0));
+        assert_eq!(kept.bytes, 16 * BODY);
+        assert!(kept.keep(2, 24 * BODY, MAX), "half of 48");
+        assert!(!kept.keep(1, 5 * BODY, MAX), "21 of 40");
+        (0..16).for_each(|_| kept.release(1, BODY));
+        kept.release(2, 24 * BODY);
+        assert!(kept.is_empty());
+        assert_eq!(kept.bytes, 0);
     }
 }

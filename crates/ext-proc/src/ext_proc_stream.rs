@@ -30,6 +30,7 @@ use tokio::sync::Notify;
 
 pub use self::host::StreamAction;
 use self::host::{ExtProcHost, ResponsePiece};
+use super::gateway_connection::GatewayConnection;
 use super::refusal::StreamRefusal;
 use super::server::{ExtProcServer, ServedPool};
 use super::wire::{self, BodyDirection, BodyMode, BodyModes};
@@ -69,6 +70,15 @@ impl ExtProcStream {
     /// name.
     pub fn set_parent(&mut self, parent: Option<TraceContext>) {
         self.host.parent = parent;
+    }
+
+    /// Sets the connection of the stream.
+    pub(super) fn set_gateway(&mut self, gateway: GatewayConnection) {
+        self.host.gateway = gateway;
+    }
+
+    pub(super) fn gateway(&self) -> GatewayConnection {
+        self.host.gateway
     }
 
     /// The number of the stream, counted since the start.

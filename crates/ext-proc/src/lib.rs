@@ -17,6 +17,7 @@ mod answers;
 mod counts;
 mod ext_proc_stream;
 mod framing;
+mod gateway_connection;
 mod held_body;
 mod memory;
 mod open_streams;

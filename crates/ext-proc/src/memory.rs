@@ -10,7 +10,9 @@
 //! So however much one client holds, three others may send the longest body at the same time.
 //!
 //! Bodies that are not complete yet have a smaller limit, as in the filter ([`exchange::bodies`]).
-//! If they reach it, the costliest is refused, which need not be the newest.
+//! If they reach it, the costliest is refused, which need not be the newest. A body that the
+//! gateway holds until it is complete takes no memory here, so it counts toward a limit of its
+//! gateway.
 
 use std::collections::HashMap;
 use std::mem;
@@ -19,22 +21,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use exchange::Timestamp;
 use exchange::bodies::{AwaitedBody, BodiesInProgress, BodyRoom, cost_bytes};
 
+use super::gateway_connection::GatewayConnection;
+
 /// The maximum number of bytes that all streams hold together: 16 bodies of the longest kind (24
 /// MiB). The shipped Kubernetes manifest gives the daemon 1 GiB. Pools, scraping, EDS and the state
 /// streams need up to a quarter of it, and ext_proc streams with their HTTP/2 buffers another
 /// quarter.
 pub const HELD_BYTES_MAX: usize = 384 << 20;
 
-/// The maximum cost of all incomplete bodies, in bytes: eight bodies of the longest kind. The other
-/// half of the memory is for complete bodies and for answers.
+/// The maximum cost of all incomplete bodies whose parts the proxies send, in bytes: eight bodies
+/// of the longest kind. The other half of the memory is for complete bodies and for answers.
 pub(super) const INCOMPLETE_BYTES_MAX: usize = HELD_BYTES_MAX / 2;
+
+/// The maximum cost of the incomplete bodies that a gateway holds for the streams of one
+/// connection, in bytes: as much as a worker with the filter awaits (`bodies_in_progress_bytes`).
+pub(super) const HIDDEN_BYTES_MAX: usize = 128 << 20;
 
 /// The maximum number of streams of all connections: one for each exchange of all gateways. Each
 /// takes some KiB besides its accounted memory.
 pub const STREAMS_MAX: u64 = 16_384;
 
 /// The longest body, in bytes.
-const BODY_MAX: usize = 24 << 20;
+pub(super) const BODY_MAX: usize = 24 << 20;
 
 /// A stream holds at most one part in this many of the bytes that the other streams leave. With no
 /// other stream, a body of 24 MiB fits into its share.
@@ -44,6 +52,10 @@ const SHARE: usize = 4;
 /// leave, and are at most as many quarters of the streams. The last quarter is four bodies of
 /// [`BODY_MAX`].
 const CLIENT_QUARTERS: usize = 3;
+
+/// While only one client has streams, it has at most this many. So another client has room for its
+/// first streams.
+const STREAMS_OF_ONLY_CLIENT_MAX: u64 = STREAMS_MAX / 8 * 7;
 
 /// A stream holds at most one part in this many of what is left to its client.
 const SHARE_OF_CLIENT: usize = 2;
@@ -60,8 +72,18 @@ struct UsedMemory {
     /// The number of streams of each known client, and their sum.
     streams: HashMap<u64, u64>,
     streams_of_clients: u64,
-    /// The incomplete bodies, by the numbers of their streams.
-    incomplete: BodiesInProgress<u64>,
+    /// The incomplete bodies at each place, by the numbers of their streams.
+    incomplete: HashMap<BodyPlace, BodiesInProgress<u64>>,
+}
+
+/// Where the bytes of incomplete bodies are. Each place has its own limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum BodyPlace {
+    /// In this server.
+    #[default]
+    Server,
+    /// In the gateway, which sends a body only when it is complete.
+    Gateway(GatewayConnection),
 }
 
 /// The number of bytes that one stream holds. Dropping the account releases them.
@@ -71,13 +93,16 @@ pub struct MemoryAccount {
     client: u64,
     bytes: usize,
     body: AwaitedBody,
+    /// Where `body` counts.
+    place: BodyPlace,
 }
 
 /// The request body that a stream awaits.
 #[derive(Clone, Copy, Debug)]
 pub struct IncompleteBody {
     pub stream: u64,
-    /// The bytes that it takes, in the server or in the proxy.
+    pub place: BodyPlace,
+    /// The bytes that it takes there.
     pub bytes: usize,
     /// Whether its client declared its length.
     pub has_length: bool,
@@ -104,6 +129,7 @@ impl StreamMemory {
             client: 0,
             bytes: 0,
             body: AwaitedBody::None,
+            place: BodyPlace::default(),
         }
     }
 
@@ -210,8 +236,12 @@ impl MemoryAccount {
     pub fn has_too_many_streams(&self) -> bool {
         let used = self.memory.lock();
         let of_client = used.streams.get(&self.client).copied().unwrap_or(0);
-        let left = STREAMS_MAX.saturating_sub(used.streams_of_clients - of_client);
-        of_client > left / 4 * CLIENT_QUARTERS as u64
+        let of_others = used.streams_of_clients - of_client;
+        if of_others == 0 {
+            of_client > STREAMS_OF_ONLY_CLIENT_MAX
+        } else {
+            of_client > STREAMS_MAX.saturating_sub(of_others) / 4 * CLIENT_QUARTERS as u64
+        }
     }
 
     /// Counts the body that the stream awaits. Returns whether there is room for it. Appends the
@@ -222,8 +252,16 @@ impl MemoryAccount {
         now: Timestamp,
         refused: &mut Vec<u64>,
     ) -> BodyRoom {
+        if self.place != awaited.place {
+            self.body_ends();
+            self.place = awaited.place;
+        }
         let mut used = self.memory.lock();
-        let incomplete = &mut used.incomplete;
+        let bytes_max = match self.place {
+            BodyPlace::Server => INCOMPLETE_BYTES_MAX,
+            BodyPlace::Gateway(_) => HIDDEN_BYTES_MAX,
+        };
+        let incomplete = used.incomplete.entry(self.place).or_default();
         if matches!(self.body, AwaitedBody::None) && incomplete.await_uncounted() {
             self.body = AwaitedBody::Uncounted;
         }
@@ -238,7 +276,7 @@ impl MemoryAccount {
             }
         };
         let bytes = cost_bytes(awaited.bytes, awaited.has_length);
-        let room = incomplete.grow(&body, bytes, INCOMPLETE_BYTES_MAX, now);
+        let room = incomplete.grow(&body, bytes, bytes_max, now);
         refused.extend(std::iter::from_fn(|| incomplete.next_refused()));
         drop(used);
         self.body = AwaitedBody::Counted(body);
@@ -248,15 +286,24 @@ impl MemoryAccount {
     /// Records that the body is complete or refused, or that the stream has ended.
     pub fn body_ends(&mut self) {
         let body = mem::take(&mut self.body);
-        if !matches!(body, AwaitedBody::None) {
-            self.memory.lock().incomplete.end(body);
+        if matches!(body, AwaitedBody::None) {
+            return;
+        }
+        let mut used = self.memory.lock();
+        if let Some(incomplete) = used.incomplete.get_mut(&self.place) {
+            incomplete.end(body);
+            if incomplete.is_empty() {
+                used.incomplete.remove(&self.place);
+            }
         }
     }
 
     /// Whether the body that the stream awaits counts, and has been arriving for a second.
     #[must_use]
     pub fn has_slow_body(&self, now: Timestamp) -> bool {
-        self.memory.lock().incomplete.is_slow(&self.body, now)
+        let used = self.memory.lock();
+        let incomplete = used.incomplete.get(&self.place);
+        incomplete.is_some_and(|incomplete| incomplete.is_slow(&self.body, now))
     }
 }
 

@@ -19,6 +19,7 @@ use tonic::codegen::Service;
 use tonic::metadata::{GRPC_CONTENT_TYPE, MetadataMap};
 use tonic::server::NamedService;
 
+use super::gateway_connection::GatewayConnection;
 use super::memory::STREAMS_MAX;
 use super::server::{ExtProcServer, ServedPool};
 use super::session::{SessionAction, StreamSession};
@@ -164,6 +165,7 @@ impl ExtProcService {
                 .map_or("", |authority| authority.as_str()),
         )?;
         let session = StreamSession::new(&self.server, &pool, self.settings(&metadata)?);
+        session.set_gateway(GatewayConnection::from_extensions(&parts.extensions));
         if self.server.spans().is_some() {
             session.set_parent(
                 metadata

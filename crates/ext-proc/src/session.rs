@@ -18,7 +18,8 @@ use tonic::Status;
 
 use super::ext_proc_stream::{ExtProcStream, StreamAction};
 use super::framing::{EXPANSION_MAX, MessageReader};
-use super::memory::{IncompleteBody, MemoryAccount};
+use super::gateway_connection::GatewayConnection;
+use super::memory::{BODY_MAX, BodyPlace, IncompleteBody, MemoryAccount};
 use super::open_streams::ExpiringStream;
 use super::refusal::StreamRefusal;
 use super::server::{ExtProcServer, ServedPool};
@@ -38,6 +39,11 @@ const BATCH_BYTES: usize = 16 << 10;
 /// A message with at most this many bytes besides a body is not accounted while it is decoded. The
 /// number of worker threads limits how many are decoded at once.
 const SMALL_ENVELOPE_BYTES: usize = 4 << 10;
+
+/// A hidden body without a declared length counts as if this many of its bytes arrived in each ms,
+/// as on a line of 10 Mbit/s. So an honest body costs little, and one that is held costs more and
+/// more.
+const HIDDEN_BYTES_PER_MS: u64 = 1_250;
 
 #[derive(Debug)]
 pub struct StreamSession {
@@ -171,6 +177,13 @@ impl StreamSession {
         }
     }
 
+    /// Sets the connection of the stream.
+    pub(super) fn set_gateway(&self, gateway: GatewayConnection) {
+        if let Some(stream) = &mut self.lock().stream {
+            stream.set_gateway(gateway);
+        }
+    }
+
     /// Whether the proxy can continue without the daemon.
     #[must_use]
     pub fn is_dispensable(&self) -> bool {
@@ -223,6 +236,14 @@ impl ExpiringStream for StreamSession {
             stream.check_reply(now);
         }
         if !state.is_overdue(now) {
+            if state.awaits_hidden_body() {
+                state.check_room(now);
+                let is_refused = !state.awaits_body();
+                self.end_step(state, now);
+                if is_refused {
+                    self.woken.notify_one();
+                }
+            }
             return;
         }
         if state.awaits_body() && state.unsent == 0 {
@@ -311,24 +332,44 @@ impl SessionState {
     fn check_room(&mut self, now: Timestamp) {
         if self.hold(0).is_err() {
             self.refuse(StreamRefusal::Memory);
-        } else if let Some(body) = self.incomplete_body()
+        } else if let Some(body) = self.incomplete_body(now)
             && self.account.await_body(body, now, &mut self.displaced) == BodyRoom::None
         {
             self.refuse_body(now);
         }
     }
 
-    /// The body that the stream awaits. If the proxy does not send its parts, it counts with the
-    /// length that the client declared, because the proxy may hold as much.
-    fn incomplete_body(&self) -> Option<IncompleteBody> {
+    /// The body that the stream awaits. While the proxy holds it, it counts with the length that
+    /// the client declared, because the proxy may hold as much.
+    fn incomplete_body(&self, now: Timestamp) -> Option<IncompleteBody> {
         let stream = self.stream.as_ref().filter(|stream| stream.awaits_body())?;
         let declared = stream.declared_bytes();
-        let hidden = declared.filter(|_| stream.is_body_hidden());
+        let place = if self.awaits_hidden_body() {
+            BodyPlace::Gateway(stream.gateway())
+        } else {
+            BodyPlace::Server
+        };
+        let bytes = match place {
+            BodyPlace::Server => self.memory(),
+            BodyPlace::Gateway(_) => declared.unwrap_or_else(|| {
+                let awaited_ms = self.owed.map_or(0, |since| now.ms_since(since));
+                let arrived = usize::try_from(awaited_ms.saturating_mul(HIDDEN_BYTES_PER_MS));
+                arrived.map_or(BODY_MAX, |bytes| bytes.min(BODY_MAX))
+            }),
+        };
         Some(IncompleteBody {
             stream: self.number,
-            bytes: self.memory().max(hidden.unwrap_or(0)),
+            place,
+            bytes,
             has_length: declared.is_some(),
         })
+    }
+
+    /// Whether the proxy holds the body that the stream awaits, and sends it when it is complete.
+    fn awaits_hidden_body(&self) -> bool {
+        let stream = self.stream.as_ref();
+        stream.is_some_and(|stream| stream.awaits_body() && stream.is_body_hidden())
+            && !self.framing.is_within_a_message()
     }
 
     fn awaits_body(&self) -> bool {
@@ -381,14 +422,11 @@ impl SessionState {
     }
 
     fn is_overdue(&self, now: Timestamp) -> bool {
-        let (Some(owed), Some(stream)) = (self.owed, &self.stream) else {
+        let Some(owed) = self.owed.filter(|_| self.stream.is_some()) else {
             return false;
         };
         // While the proxy holds a body, the daemon cannot see whether its client is silent.
-        let may_be_silent = stream.awaits_body()
-            && stream.is_body_hidden()
-            && self.unsent == 0
-            && !self.framing.is_within_a_message();
+        let may_be_silent = self.awaits_hidden_body() && self.unsent == 0;
         now >= owed.plus_ms(BODY_MS_MAX)
             || !may_be_silent && now >= self.moved.plus_ms(SILENCE_MS_MAX)
     }

@@ -25,6 +25,7 @@ mod crash_correlation;
 mod ejection;
 mod endpoints;
 mod evictions;
+mod failure_streak;
 mod flow;
 mod health;
 mod ledger;

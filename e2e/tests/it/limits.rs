@@ -528,7 +528,7 @@ async fn a_long_request_is_not_kept_while_its_reply_runs() -> Result<()> {
     const BODY_MIB: usize = 4;
     const REQUESTS: usize = 24;
     let engines = [answering().await?, answering().await?];
-    // Envoy may keep 8 MiB for retries, and 4 MiB for the retries of one client.
+    // Envoy may keep 8 MiB for retries, and 7 MiB for the retries of a client that is alone.
     let stack = Stack::builder()
         .servers(0)
         .stranger(engines[0].address())

@@ -367,10 +367,8 @@ impl ConfigShape {
 
     pub fn must(self) -> String {
         match self {
-            Self::Name => format!("text of 1 to {NAME_BYTES_MAX} printable ASCII characters"),
-            Self::OptionalName => {
-                format!("text of at most {NAME_BYTES_MAX} printable ASCII characters")
-            }
+            Self::Name => printable_text("1 to", NAME_BYTES_MAX),
+            Self::OptionalName => printable_text("at most", NAME_BYTES_MAX),
             Self::Header => "a header name of 1 to 128 characters a-z, 0-9 and -".to_owned(),
             Self::OptionalHeader => {
                 "empty, or a header name of at most 128 characters a-z, 0-9 and -".to_owned()
@@ -378,11 +376,16 @@ impl ConfigShape {
             Self::OptionalSecret => format!(
                 "empty, or text of {SECRET_BYTES_MIN} to {NAME_BYTES_MAX} printable ASCII characters"
             ),
-            Self::Key => "text of 1 to 128 printable ASCII characters".to_owned(),
+            Self::Key => printable_text("1 to", 128),
             Self::Path => {
                 "a path of 1 to 128 printable ASCII characters that starts with / and has no ?"
                     .to_owned()
             }
         }
     }
+}
+
+#[inline(never)] // several callers, and the module should be small
+fn printable_text(range: &str, max: usize) -> String {
+    format!("text of {range} {max} printable ASCII characters")
 }

@@ -21,7 +21,7 @@ const REPORT_BYTES_MAX: usize = proto::PROXY_MESSAGE_BYTES_MAX / 2;
 
 /// Returns the key of the row that the VM in `slot` writes for a pool.
 fn key(pool: &str, slot: u16) -> String {
-    format!("switchpoint/1/pool/{pool}/counters/{slot}")
+    super::slot_key(pool, "counters", slot)
 }
 
 /// Writes this VM's row for a pool.

@@ -25,7 +25,7 @@ impl FlowOrder {
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self {
-            key: format!("switchpoint/1/pool/{pool}/held"),
+            key: super::pool_key(pool, "held"),
             order: SharedOrder::default(),
             read: None,
         }

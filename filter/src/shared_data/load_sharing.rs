@@ -112,13 +112,10 @@ impl LoadSharing {
             },
             peers: Vec::new(),
             outside: PeerVm::new(
-                format!("switchpoint/1/pool/{pool}/row/outside"),
+                super::pool_key(pool, "row/outside"),
                 PeerReport::of_proxies(),
             ),
-            outside_held: (
-                Vec::new(),
-                format!("switchpoint/1/pool/{pool}/held/outside"),
-            ),
+            outside_held: (Vec::new(), super::pool_key(pool, "held/outside")),
             picking: 0,
             read: ReadTimes::default(),
             lost_at: None,
@@ -305,7 +302,7 @@ fn is_long_since(at: Option<Timestamp>, now: Timestamp) -> bool {
 
 /// Returns the key of the report of the VM in `vm_slot`.
 fn key(pool: &str, vm_slot: u16) -> String {
-    format!("switchpoint/1/pool/{pool}/row/{vm_slot}")
+    super::slot_key(pool, "row", vm_slot)
 }
 
 #[cfg(test)]

@@ -34,10 +34,8 @@ pub struct ObservationRingReader {
 }
 
 fn key(pool: &str, vm_slot: u16, number: u64) -> String {
-    format!(
-        "switchpoint/1/pool/{pool}/observations/{vm_slot}/{}",
-        number / SEGMENT_ROWS % SEGMENTS
-    )
+    let segment = number / SEGMENT_ROWS % SEGMENTS;
+    super::segment_key(pool, "observations", vm_slot, segment)
 }
 
 // === impl ObservationRingWriter ===

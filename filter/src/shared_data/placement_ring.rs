@@ -72,10 +72,7 @@ pub struct ReadBudget {
 }
 
 fn key(pool: &str, vm_slot: u16, segment: u64) -> String {
-    format!(
-        "switchpoint/1/pool/{pool}/ring/{vm_slot}/{}",
-        segment % SEGMENTS
-    )
+    super::segment_key(pool, "ring", vm_slot, segment % SEGMENTS)
 }
 
 // === impl PlacementRingWriter ===

@@ -414,12 +414,9 @@ impl PolicyRouter {
             ..TokenUsage::default()
         };
         // Simulated prompts have no text, so they do not change the estimate of tokens per byte.
-        self.pool.record_cache_hit(
-            &hold,
-            &usage,
-            0,
-            Some(blocks_of(job.hashes, job.hashes.len())),
-        );
+        let blocks = blocks_of(job.hashes, job.hashes.len());
+        self.pool
+            .record_cache_hit(&hold, &usage, 0, Some(blocks), 0);
         self.pool.release(hold, virtual_time(now));
         self.gate.iter_mut().for_each(RequestGate::room_changed);
     }

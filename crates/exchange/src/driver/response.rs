@@ -33,7 +33,7 @@ impl<H: RequestHost> RequestDriver<H> {
         self.response = step.body;
         host.send_response_headers(step);
         if head.end_of_stream {
-            self.end(host);
+            self.finish(host);
         } else if self.response == ResponseBody::Hold {
             return FilterStatus::Hold;
         }
@@ -55,7 +55,7 @@ impl<H: RequestHost> RequestDriver<H> {
             }
         }
         if last {
-            self.end(host); // the client may read much later
+            self.finish(host); // the client may read much later
         } else {
             self.piece_passes(size);
         }
@@ -90,7 +90,7 @@ impl<H: RequestHost> RequestDriver<H> {
                 self.trace_outcome(host, now);
             }
         }
-        self.end(host);
+        self.finish(host);
     }
 
     fn read_response(&mut self, host: &mut H, size: usize, last: bool) {

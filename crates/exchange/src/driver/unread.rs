@@ -39,7 +39,7 @@ pub(super) struct ReplyFlow {
     /// How many bytes had passed at the last check, and when a check first saw this number.
     seen: u64,
     silent_since: Timestamp,
-    /// The greatest number of bytes that passed in a second.
+    /// The greatest number of bytes that passed in a second since the engine was last seen to work.
     fastest: u64,
     /// The reply is as late as if no byte had passed since this time.
     late_since: Timestamp,
@@ -76,10 +76,25 @@ impl<H: RequestHost> RequestDriver<H> {
     /// [`Self::check_reply`].
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn is_silent(&mut self, now: Timestamp) -> bool {
-        let kind = self.exchange.reply_kind();
-        let flow = &mut self.reply_flow;
-        flow.look(kind, now);
-        (flow.is_unread || now.ms_since(flow.late_since) >= RELEASE_MS) && self.is_routed()
+        let late_ms = self.late_ms(now);
+        (self.reply_flow.is_unread || late_ms >= RELEASE_MS) && self.is_routed()
+    }
+
+    /// For how long the reply has made too little progress, in ms.
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn late_ms(&mut self, now: Timestamp) -> u64 {
+        self.reply_flow.look(self.exchange.reply_kind(), now);
+        now.ms_since(self.reply_flow.late_since)
+    }
+
+    /// Handles the end of the stream. Releases the resources of the pick, unless the end of the
+    /// reply has done that.
+    pub fn end(&mut self, host: &mut H) {
+        if self.is_routed() {
+            let late_ms = self.late_ms(host.now());
+            self.exchange.break_off(late_ms);
+        }
+        self.finish(host);
     }
 
     /// Checks a request or a reply with too little progress. If its client does not read, stops
@@ -116,6 +131,10 @@ impl<H: RequestHost> RequestDriver<H> {
             (is_unread, is_new, cut)
         });
         self.reply_flow.is_unread = is_unread;
+        if !is_unread {
+            // The engine works, so the greatest pace was a burst, such as an echo of the prompt.
+            self.reply_flow.fastest = 0;
+        }
         if is_new {
             host.count(Some(pool), RequestCount::Unread);
             host.release_queued(pool);

@@ -103,6 +103,7 @@ impl RoutedRequest {
                 &usage,
                 self.prompt.text_bytes,
                 self.prompt.blocks,
+                self.kind.client,
             );
         } else {
             pool.undo_placement(&mut self.pick.hold, &self.prompt.hashes);

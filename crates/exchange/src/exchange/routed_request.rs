@@ -423,7 +423,9 @@ impl RoutedRequest {
         if position > 0 {
             pool.move_pick(&mut self.pick.hold, server, &self.prompt.hashes);
         }
-        pool.record_answer(server, self.pick.at, now);
+        let is_good = (200..300).contains(&head.status);
+        let client = is_good.then_some(self.kind.client);
+        pool.record_answer(server, client, self.pick.at, now);
         for SessionTokenHeader { header, values } in &mut self.pick.tokens {
             if let Some(value) = values.get_mut(position) {
                 step.set.push((

@@ -112,14 +112,14 @@ impl Exchange {
     }
 
     /// Records that the response headers have arrived. If they begin a generated reply, the
-    /// endpoint has the body, also if the host did not see its end. A computed reply is no work any
-    /// more.
+    /// endpoint has the body, also if the host saw no end of it: the proxy may show no body, or no
+    /// trailers. A computed reply is no work any more.
     #[cold]
     pub(crate) fn body_answered(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>) {
         let is_begun = head.origin == ResponseOrigin::Upstream
             && (200..300).contains(&head.status)
             && self.reply_kind() == ReplyKind::Generated;
-        if self.arrival == BodyArrival::Unseen && is_begun {
+        if self.arrival != BodyArrival::Whole && is_begun {
             self.arrival = BodyArrival::Whole;
             self.body_passed(pool);
         }
@@ -142,6 +142,15 @@ impl Exchange {
             && !routed.is_computed
         {
             pool.resume(&mut routed.pick.hold);
+        }
+    }
+
+    /// Records that the client breaks off a request that has made no progress for `ms`. Its flow
+    /// pays for the time, but not for longer than the request keeps its place.
+    #[cold]
+    pub(crate) fn break_off(&mut self, ms: u64) {
+        if let ExchangePhase::Routed(routed) = &mut self.phase {
+            routed.pick.hold.charge_silence(ms.min(RELEASE_MS));
         }
     }
 

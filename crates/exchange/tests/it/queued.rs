@@ -165,6 +165,36 @@ fn a_client_without_a_fairness_id_does_not_wait_behind_all_of_another() {
 }
 
 #[test]
+fn a_client_that_breaks_off_silent_requests_pays_for_the_time_of_their_places() {
+    const OF_EACH: usize = 6;
+    let pool = pool(&[]);
+    let from = |address: &'static [u8]| {
+        let mut host = MemoryHost::new(&pool, CHAT);
+        let (driver, flow) = host.send_with(&[(b"x-forwarded-for", address)]);
+        QueuedClient { host, driver, flow }
+    };
+    let mut clients: Vec<QueuedClient> = (0..OF_EACH).map(|_| from(b"10.9.9.1")).collect();
+    clients.extend((0..OF_EACH).map(|_| from(b"10.9.9.2")));
+    let mut now = Timestamp(0);
+    let mut order = Vec::new();
+    for _ in 0..OF_EACH + 2 {
+        let is_sent = |client: &QueuedClient| client.driver.is_routed();
+        let at = clients.iter().position(is_sent).expect("one is sent");
+        order.push(at);
+        let QueuedClient { host, driver, .. } = &mut clients[at];
+        now = now.plus_ms(if at < OF_EACH { 4_900 } else { 100 });
+        host.now = now;
+        if at < OF_EACH {
+            driver.end(host);
+        } else {
+            host.answer(driver, "10.0.0.0:8000");
+        }
+        release(&pool, &mut clients, now);
+    }
+    assert_eq!(order, [0, 6, 7, 8, 9, 10, 11, 1]);
+}
+
+#[test]
 fn a_client_that_leaves_while_held_costs_nothing_more() {
     let pool = pool(&[]);
     let mut clients: Vec<QueuedClient> = ["batch", "batch"]

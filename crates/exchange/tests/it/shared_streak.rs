@@ -1,9 +1,9 @@
 //! The workers of a process share the streak of failures at an endpoint: four workers eject a
 //! broken endpoint after as many failures as one worker.
 
-use exchange::{Exchange, ManagedPool, Timestamp};
-use pool_state::PlacementKind;
+use exchange::{Exchange, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use pool_state::peers::EncodedPlacements;
+use pool_state::{Placement, PlacementKind};
 
 use crate::workers::{ADDRESS, at, ms, pool_by, send, served, with_status};
 
@@ -55,6 +55,10 @@ fn answer(workers: &mut [ManagedPool], worker: usize, prompt: &str, status: u16,
             other.record_peer_placement(placement.kind, placement.endpoint, &placement.blocks, now);
         }
     }
+}
+
+fn is_mark(block: u64) -> bool {
+    block.to_be_bytes().starts_with(b"Fail")
 }
 
 fn is_ejected_by_any(workers: &[ManagedPool]) -> bool {
@@ -132,15 +136,43 @@ fn a_wave_of_bad_prompts_through_four_workers_ejects_no_endpoint() {
 }
 
 #[test]
+fn the_first_good_answer_to_a_client_in_a_streak_is_published() {
+    let mut pool = workers(1).remove(0);
+    let mut now = ms(10);
+    let mut answers = |prompt| {
+        now = now.plus_ms(10);
+        let mut exchange = send_to(&mut pool, prompt, BROKEN, now);
+        let head = ResponseHead {
+            origin: ResponseOrigin::Upstream,
+            status: if prompt == "bad" { 500 } else { 200 },
+            upstream_address: Some(ADDRESS[usize::from(BROKEN)].as_bytes()),
+            attempts: 1,
+            ..ResponseHead::default()
+        };
+        exchange.response_headers(&mut pool, &head, now);
+        exchange.end(&mut pool, now);
+        let published = pool.take_placements();
+        let is_answer = |placement: &&Placement| {
+            placement.kind == PlacementKind::Unconfirmed
+                && placement.blocks.iter().any(|block| is_mark(*block))
+        };
+        published.iter().filter(is_answer).count()
+    };
+    assert_eq!(
+        ["fine", "bad", "good", "better"].map(&mut answers),
+        [0, 0, 1, 0]
+    );
+}
+
+#[test]
 fn another_proxy_neither_hears_of_a_streak_nor_makes_one() {
     let mut workers = workers(2);
     let exchange = send_to(&mut workers[0], "prompt", BROKEN, ms(10));
     with_status(&mut workers[0], exchange, ADDRESS[0], 500, ms(10));
-    let is_mark = |block: &u64| block.to_be_bytes().starts_with(b"Fail");
     let published = workers[0].take_placements();
     let mark = published
         .iter()
-        .find(|placement| placement.blocks.iter().any(is_mark))
+        .find(|placement| placement.blocks.iter().any(|block| is_mark(*block)))
         .expect("the failure is published");
     assert_eq!(mark.known, 1, "nothing of it is sent on");
 

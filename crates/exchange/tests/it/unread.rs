@@ -231,6 +231,21 @@ fn a_client_that_reads_a_little_at_a_time_keeps_its_stream_and_not_the_place() {
 }
 
 #[test]
+fn a_burst_sets_no_pace_for_a_reply_whose_engine_works() {
+    let mut case = UnreadCase::stream();
+    case.report(1.0, 0.0);
+    case.piece(50 * PIECE);
+    for _ in 0..60 {
+        case.report(1.0, 0.0);
+        assert_eq!(case.wait(1_000), "");
+        case.piece(8_192);
+    }
+    case.report(0.0, 0.0);
+    assert_eq!(case.wait(1_000), "", "one odd report");
+    assert_eq!(case.places(), (1, 0));
+}
+
+#[test]
 fn a_short_reply_is_unread_as_well_because_other_streams_may_fill_the_buffer() {
     let mut case = UnreadCase::json();
     case.piece(10_000);

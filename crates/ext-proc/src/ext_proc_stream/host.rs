@@ -17,6 +17,7 @@ use scheduler::flow::FlowControl;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::super::answers::AnswerQueue;
+use super::super::gateway_connection::GatewayConnection;
 use super::super::held_body::HeldBody;
 use super::super::retry_copies::RetryCopy;
 use super::super::server::{ExtProcServer, ServedPool};
@@ -52,6 +53,7 @@ pub struct ExtProcHost {
     pub(super) server: Arc<ExtProcServer>,
     pool: Arc<ServedPool>,
     settings: Arc<ExchangeSettings>,
+    pub(super) gateway: GatewayConnection,
     pub(super) modes: Option<BodyModes>,
     pub(super) hint: Option<Vec<u8>>,
     /// Control headers that the client sent; they are removed.
@@ -236,7 +238,7 @@ impl RequestHost for ExtProcHost {
     }
 
     fn may_keep(&mut self, client: u64, bytes: usize) -> bool {
-        self.kept = RetryCopy::keep(self.server.retry_copies(), client, bytes);
+        self.kept = RetryCopy::keep(self.server.retry_copies(), self.gateway, client, bytes);
         self.kept.is_some()
     }
 
@@ -296,9 +298,7 @@ impl RequestHost for ExtProcHost {
     }
 
     fn trace_decision(&mut self, candidates: String) {
-        if let Some(span) = &mut self.span {
-            span.tag("candidates", candidates);
-        }
+        self.tag("candidates", &candidates);
     }
 
     /// The pool itself counts everything except the time of a pick.
@@ -386,6 +386,7 @@ impl ExtProcHost {
             server,
             pool,
             settings,
+            gateway: GatewayConnection::default(),
             modes: None,
             hint: None,
             stripped: Vec::new(),

@@ -16,9 +16,10 @@ use tokio::sync::{mpsc, watch};
 use tonic::Code;
 use tonic::body::Body;
 use tonic::codegen::Service;
+use tonic::transport::server::TcpConnectInfo;
 
 use super::super::ext_proc_stream::tests::{SERVER, holding, server, under_way};
-use super::super::memory::{HELD_BYTES_MAX, INCOMPLETE_BYTES_MAX, STREAMS_MAX};
+use super::super::memory::{HELD_BYTES_MAX, HIDDEN_BYTES_MAX, INCOMPLETE_BYTES_MAX, STREAMS_MAX};
 use super::super::service::{ExtProcService, METHOD};
 use super::*;
 
@@ -368,7 +369,7 @@ async fn declared_bodies_that_do_not_come_take_no_room_from_other_clients() {
     };
     let hostile = "10.1.1.1";
     let honest = "10.2.2.2";
-    let fitting = INCOMPLETE_BYTES_MAX / cost_bytes(20_000_000, true);
+    let fitting = HIDDEN_BYTES_MAX / cost_bytes(20_000_000, true);
     let held: Vec<_> = (0..fitting).map(|_| begin(hostile)).collect();
     assert!(held.iter().all(|(_, status)| status.is_none()));
     let refused = || {
@@ -434,11 +435,74 @@ fn a_client_leaves_a_quarter_of_all_streams_to_others() {
         account
     };
     let mut open: Vec<_> = (0..STREAMS_MAX / 4 * 3).map(|_| one()).collect();
+    assert_eq!(get("10.1.1.1"), None, "there is no other client");
+    let mut other = server.streams().memory().account();
+    other.set_client(scheduler::name_hash("10.2.2.2"));
     assert_eq!(get("10.1.1.1"), Some(429));
     assert_eq!(get("10.2.2.2"), None);
     assert_eq!(under_way(&server), 0, "picks are released");
     open.truncate(9);
     assert_eq!(get("10.1.1.1"), None);
+}
+
+#[test]
+fn the_only_client_leaves_an_eighth_of_all_streams_to_the_next_one() {
+    let server = server(&[SERVER]);
+    let one = |client| {
+        let mut account = server.streams().memory().account();
+        account.set_client(client);
+        account
+    };
+    let open: Vec<_> = (0..STREAMS_MAX / 8 * 7).map(|_| one(1)).collect();
+    assert!(open.iter().all(|account| !account.has_too_many_streams()));
+    assert!(one(1).has_too_many_streams());
+    assert!(!one(2).has_too_many_streams());
+}
+
+/// The connection of a gateway with this address.
+fn gateway(address: &str) -> GatewayConnection {
+    let mut extensions = http::Extensions::new();
+    extensions.insert(TcpConnectInfo {
+        local_addr: None,
+        remote_addr: Some(address.parse().unwrap()),
+    });
+    GatewayConnection::from_extensions(&extensions)
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_that_one_gateway_holds_take_no_room_from_other_gateways_or_from_the_server() {
+    let server = server(&[SERVER]);
+    let begin_at = |address: &str, mode| {
+        let session = StreamSession::new(&server, server.pool(None).unwrap(), &Arc::default());
+        session.set_gateway(gateway(address));
+        let more = [("content-length", "20000000")];
+        session.receive(&framed(&chat_with(mode, &more)));
+        let status = status_of(&play(&session).0);
+        (session, status)
+    };
+    let fitting = HIDDEN_BYTES_MAX / cost_bytes(20_000_000, true);
+    let held: Vec<_> = (0..fitting)
+        .map(|_| begin_at("10.0.0.1:1", BUFFERED))
+        .collect();
+    assert!(held.iter().all(|(_, status)| status.is_none()));
+    assert_eq!(begin_at("10.0.0.1:1", BUFFERED).1, Some(413));
+    assert_eq!(begin_at("10.0.0.1:2", BUFFERED).1, None);
+    assert_eq!(begin_at("10.0.0.1:1", DUPLEX).1, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hidden_body_of_unknown_length_counts_more_the_longer_it_is_held() {
+    let server = server(&[SERVER]);
+    let held: Vec<_> = (0..20).map(|_| begin(&server, BUFFERED, &[])).collect();
+    assert!(held.iter().all(|(_, status)| status.is_none()));
+    pass(10_000).await;
+    server.expire();
+    let statuses = held.iter().map(|(session, _)| status_of(&play(session).0));
+    let refused = statuses.flatten().count();
+    let fitting = HIDDEN_BYTES_MAX / cost_bytes(12_500_000, false);
+    assert_eq!(refused, 20 - fitting);
+    let (_other, status) = begin(&server, BUFFERED, &[("x-forwarded-for", "10.2.2.2")]);
+    assert_eq!(status, None);
 }
 
 #[tokio::test(start_paused = true)]

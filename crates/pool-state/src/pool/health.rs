@@ -4,7 +4,7 @@
 //! counted by [`Witness`]. A prompt counts once at an endpoint, however often it fails there, until
 //! some other prompts have failed. A client that succeeds nowhere also counts once. The failure of
 //! a prompt that succeeds at another endpoint always counts. While there are several clients, only
-//! a few failures of one client count ([`super::witnesses`]). The counted failures eject an
+//! a few failures of one client count ([`super::failure_streak`]). The counted failures eject an
 //! endpoint if
 //!
 //! - they are [`STREAK`] in a row, or half of all answers within [`WINDOW_MS`];
@@ -33,7 +33,8 @@ use scheduler::Timestamp;
 
 use super::answer_window::{AnswerCounts, AnswerWindow, TIMES_OTHERS, WINDOW_MS};
 use super::connection_losses::ConnectionLosses;
-use super::witnesses::{LastWitnesses, RequestFailure, SeenClients, Witness, WitnessMark};
+use super::failure_streak::FailureStreak;
+use super::witnesses::{RequestFailure, SeenClients, Witness, WitnessMark};
 
 /// This many failures in a row eject, like Envoy's `consecutive_5xx`. An endpoint must also have
 /// this many failures more than twice the number that the other endpoints' failure rate predicts.
@@ -79,28 +80,44 @@ pub(super) enum FailureWeight {
 #[derive(Clone, Copy, Debug, Default)]
 struct EndpointHealth {
     endpoint: Option<EndpointRef>,
-    /// Failures of different witnesses since the last success, seen by any worker of the process,
-    /// and the time of the last one.
-    streak: f32,
-    failed_at: Timestamp,
+    streak: FailureStreak,
     losses: ConnectionLosses,
     /// The last two successes of prompts with different hashes, with their times.
     succeeded: [Option<(u64, Timestamp)>; 2],
     window: AnswerWindow,
-    witnesses: LastWitnesses,
 }
 
 // === impl EndpointHealthTable ===
 
 impl EndpointHealthTable {
-    /// Records an answer, good or bad, which shows that the endpoint accepts connections.
-    pub(super) fn record_answer(&mut self, endpoint: EndpointRef, now: Timestamp) {
+    /// Records an answer, good or bad, which shows that the endpoint accepts connections. `client`
+    /// is the client of a good answer. Returns whether the other workers must know this.
+    pub(super) fn record_answer(
+        &mut self,
+        endpoint: EndpointRef,
+        client: Option<WitnessMark>,
+        now: Timestamp,
+    ) -> bool {
         if let Some(row) = self.row(endpoint) {
             row.losses.end();
         }
         if let Some(answered) = self.answered.get_mut(usize::from(endpoint.slot.0)) {
             *answered = now.0.max(1);
         }
+        client.is_some_and(|client| self.note_answer(endpoint, client, now))
+    }
+
+    /// Records that a good reply to this client began here, or in another worker of this process.
+    /// Returns whether it is the first one in a streak of failures.
+    pub(super) fn note_answer(
+        &mut self,
+        endpoint: EndpointRef,
+        client: WitnessMark,
+        now: Timestamp,
+    ) -> bool {
+        self.note_client(client, now);
+        self.row(endpoint)
+            .is_some_and(|row| row.streak.note_answer(client, now))
     }
 
     /// Records a success. `prompt` is the hash of the whole prompt, 0 without one. Returns whether
@@ -114,7 +131,7 @@ impl EndpointHealthTable {
         let Some(row) = self.row(endpoint) else {
             return false;
         };
-        let ended = row.end_streak();
+        let ended = row.streak.end();
         row.window.counts_at(now).good += 1.0;
         if row.succeeded[0].is_some_and(|(other, _)| other != prompt) {
             row.succeeded[1] = row.succeeded[0];
@@ -138,9 +155,9 @@ impl EndpointHealthTable {
         self.note_client(mark.client(), now);
         let of_one_client_max = self.clients.of_one_client_max(now);
         if let Some(row) = self.row(endpoint)
-            && row.witnesses.record(mark, false, of_one_client_max, now)
+            && row.streak.counts(mark, false, of_one_client_max, now)
         {
-            row.lengthen_streak(now);
+            row.streak.lengthen(mark.client_of(of_one_client_max), now);
         }
     }
 
@@ -152,7 +169,7 @@ impl EndpointHealthTable {
     /// Records that another worker of this process saw the endpoint succeed after failures.
     pub(super) fn end_streak(&mut self, endpoint: EndpointRef) {
         if let Some(row) = self.row(endpoint) {
-            row.end_streak();
+            row.streak.end();
         }
     }
 
@@ -188,22 +205,22 @@ impl EndpointHealthTable {
         let counts = match failure.mark() {
             Some(mark) if !by_connection || of_one_client_max < usize::MAX => {
                 let is_repeated = is_paired || by_connection;
-                row.witnesses
-                    .record(mark, is_repeated, of_one_client_max, now)
+                row.streak.counts(mark, is_repeated, of_one_client_max, now)
             }
             _ => true,
         };
         if !counts && !due {
             return FailureWeight::Nothing;
         }
-        row.lengthen_streak(now);
+        let mark = failure.mark().unwrap_or_default();
+        row.streak.lengthen(mark.client_of(of_one_client_max), now);
         let counts = row.window.counts_at(now);
         counts.bad += 1.0;
         counts.outsiders += f32::from(u8::from(matches!(
             failure,
             RequestFailure::Answer(Witness::Client(_), _)
         )));
-        let streak = row.streak;
+        let streak = row.streak.length();
         self.failed_at = Some(now);
         let ejects = if due {
             !self.most_others_fail(endpoint, now)
@@ -249,7 +266,7 @@ impl EndpointHealthTable {
         };
         row.losses.end();
         row.window = AnswerWindow::default();
-        row.end_streak()
+        row.streak.end()
     }
 
     /// When the endpoint last answered this VM; `None` for never.
@@ -363,7 +380,7 @@ impl EndpointHealthTable {
         is_ejected: impl Fn(EndpointRef) -> bool,
         now: Timestamp,
     ) -> Option<EndpointRef> {
-        let failing = self.rows.iter().filter(|row| row.streak >= STREAK);
+        let failing = self.rows.iter().filter(|row| row.streak.length() >= STREAK);
         failing
             .filter_map(|row| row.endpoint)
             .find(|&endpoint| !is_ejected(endpoint) && self.fails_more(endpoint, STREAK, now))
@@ -390,34 +407,33 @@ impl EndpointHealthTable {
                 .any(|(served, other)| *served == prompt && *other != endpoint)
     }
 
-    /// Whether most of the other endpoints that answered lately fail as well.
+    /// Whether most of the other endpoints that answered lately fail as well, for more than one
+    /// client.
     fn most_others_fail(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        let others = self
-            .rows
-            .iter()
-            .filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
         let mut seen = 0;
         let mut failing = 0;
-        for row in others.filter(|row| row.window.answers(now).count() > 0.0) {
+        let has_answered = |row: &&EndpointHealth| row.window.answers(now).count() > 0.0;
+        for row in self.others(endpoint).filter(has_answered) {
             seen += 1;
-            failing += usize::from(row.streak > 0.0);
+            failing += usize::from(row.streak.is_of_several() || row.streak.length() >= STREAK);
         }
         failing * 2 > seen
     }
 
     #[inline(never)] // several callers, and the wasm module should be small
     fn others_answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
-        let others = self
-            .rows
-            .iter()
-            .filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
-        others
+        self.others(endpoint)
             .map(|row| row.shared_answers(now))
             .fold(AnswerCounts::default(), |sum, one| AnswerCounts {
                 good: sum.good + one.good,
                 bad: sum.bad + one.bad,
                 outsiders: 0.0,
             })
+    }
+
+    fn others(&self, endpoint: EndpointRef) -> impl Iterator<Item = &EndpointHealth> {
+        let rows = self.rows.iter();
+        rows.filter(move |row| row.endpoint.is_some_and(|other| other != endpoint))
     }
 
     fn answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
@@ -473,23 +489,11 @@ impl EndpointHealthTable {
 // === impl EndpointHealth ===
 
 impl EndpointHealth {
-    fn lengthen_streak(&mut self, now: Timestamp) {
-        self.streak += 1.0;
-        self.failed_at = now;
-    }
-
-    /// Ends the streak of failures. Returns whether there was one.
-    fn end_streak(&mut self) -> bool {
-        std::mem::take(&mut self.streak) > 0.0
-    }
-
     /// The answers that this VM saw. The failures are at least as many as the streak, because other
     /// workers saw some of them.
     fn shared_answers(&self, now: Timestamp) -> AnswerCounts {
         let mut answers = self.window.answers(now);
-        if now.ms_since(self.failed_at) < WINDOW_MS {
-            answers.bad = answers.bad.max(self.streak);
-        }
+        answers.bad = answers.bad.max(self.streak.recent(now));
         answers
     }
 }
@@ -534,7 +538,7 @@ mod tests {
     fn fine(endpoints: u16) -> EndpointHealthTable {
         let mut health = EndpointHealthTable::default();
         for slot in 0..endpoints {
-            health.record_answer(id(slot), at(20_000));
+            health.record_answer(id(slot), None, at(20_000));
             health.record_success(id(slot), 7, at(20_000));
         }
         health
@@ -721,7 +725,7 @@ mod tests {
             ),
             "the same prompt again"
         );
-        health.record_answer(id(1), at(20_502));
+        health.record_answer(id(1), None, at(20_502));
         assert!(
             !ejects(
                 &mut health,
@@ -844,7 +848,7 @@ mod tests {
                 let now = at(20_001 + n * 100);
                 health.record_success(id(1), 7, now);
                 if answers {
-                    health.record_answer(id(0), now);
+                    health.record_answer(id(0), None, now);
                 }
                 let failure = RequestFailure::Lost(n, Some(*client));
                 ejects(&mut health, id(0), failure, now).then_some(n as usize + 1)
@@ -864,7 +868,7 @@ mod tests {
                 );
                 if n % 20 == 0 {
                     (0..4).for_each(|slot| {
-                        health.record_answer(id(slot), now);
+                        health.record_answer(id(slot), None, now);
                         health.record_success(id(slot), 7, now);
                     });
                 }
@@ -900,7 +904,7 @@ mod tests {
         };
         let mut health = fine_for(3);
         health.record_failure(id(2), RequestFailure::Lost(3, Some(1)), at(20_001));
-        health.record_answer(id(2), at(20_002));
+        health.record_answer(id(2), None, at(20_002));
         assert_eq!(avoided(&health, 1, 25_000), [false, false, true, false]);
         assert!(avoided(&health, 2, 25_000).is_empty(), "another client");
         assert!(avoided(&health, 1, 25_001).is_empty(), "five seconds later");
@@ -911,6 +915,51 @@ mod tests {
         let mut alone = fine_for(1);
         alone.record_failure(id(2), RequestFailure::Lost(3, Some(1)), at(20_001));
         assert!(avoided(&alone, 1, 20_002).is_empty(), "it has no share");
+    }
+
+    #[test]
+    fn one_client_ejects_no_endpoint_that_answers_others_with_long_streams() {
+        let fails = |is_lost, seen: u64| {
+            let mut health = fine(4);
+            (0..240).find(|n| {
+                let now = at(20_000 + n * 500);
+                for client in 1..=seen {
+                    let slot = u16::from(client == 1);
+                    let client = Some(WitnessMark::of_client(client));
+                    health.record_answer(id(slot), client, now);
+                }
+                health.record_success(id(1), 7, now);
+                let failure = if is_lost {
+                    RequestFailure::Lost(*n, Some(1))
+                } else {
+                    RequestFailure::Answer(Witness::Prompt(*n), 1)
+                };
+                ejects(&mut health, id(0), failure, now)
+            })
+        };
+        for seen in [2, 3, 30] {
+            assert_eq!(
+                (fails(true, seen), fails(false, seen)),
+                (None, None),
+                "{seen}"
+            );
+        }
+        assert!(fails(false, 1).is_some(), "the only client");
+    }
+
+    #[test]
+    fn failures_of_one_client_elsewhere_keep_no_endpoint_that_refuses_connections() {
+        let is_ejected = |clients: [u64; 2]| {
+            let mut health = fine_for(3);
+            for (slot, client) in (1..4).flat_map(|slot| clients.map(|client| (slot, client))) {
+                let witness = Witness::Prompt(u64::from(slot) * 100 + client);
+                let failure = RequestFailure::Answer(witness, client);
+                health.record_failure(id(slot), failure, at(20_001));
+            }
+            ejects(&mut health, id(0), RequestFailure::Refused, at(20_002))
+        };
+        assert!(is_ejected([1, 1]));
+        assert!(!is_ejected([1, 2]), "the whole pool fails");
     }
 
     #[test]

@@ -102,6 +102,13 @@ impl LedgerHold {
         self.charge.is_some_and(|charge| charge.is_owed())
     }
 
+    /// Charges the request's flow for the time without progress before its client broke it off.
+    pub fn charge_silence(&mut self, ms: u64) {
+        self.charge
+            .iter_mut()
+            .for_each(|charge| charge.silent_ms = ms);
+    }
+
     /// The endpoint that serves the request.
     pub(super) fn endpoint(&self) -> EndpointRef {
         self.serving.endpoint()
@@ -201,13 +208,14 @@ impl ManagedPool {
 
     /// Applies the cached tokens that the engine reported. `text_bytes` is the number of bytes of a
     /// prompt that is only text, otherwise 0. `blocks` is the number of blocks of a prompt whose
-    /// tokens are spread evenly over them, otherwise `None`.
+    /// tokens are spread evenly over them, otherwise `None`. `client` is the hash of the client.
     pub fn record_cache_hit(
         &mut self,
         held: &LedgerHold,
         usage: &TokenUsage,
         text_bytes: u32,
         blocks: Option<u32>,
+        client: u64,
     ) {
         let endpoint = held.serving.endpoint();
         self.cache.token_rate.learn(endpoint, text_bytes, usage);
@@ -215,9 +223,8 @@ impl ManagedPool {
         if let (Some(cache_estimate), Some(blocks), Some((cached, prompt))) =
             (&held.cache_estimate, blocks, reported)
         {
-            self.cache
-                .prefixes
-                .correct(cache_estimate, blocks, cached, prompt);
+            let prefixes = &mut self.cache.prefixes;
+            prefixes.correct(cache_estimate, blocks, cached, prompt, client);
         }
     }
 

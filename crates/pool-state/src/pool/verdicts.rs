@@ -100,11 +100,23 @@ impl ManagedPool {
             .is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
     }
 
-    /// Records that an endpoint answered a request that was sent to it at `sent`. The verdict
-    /// follows later.
-    pub fn record_answer(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
+    /// Records that an endpoint answered a request that was sent to it at `sent`. `client` is the
+    /// client of a good answer. The verdict follows later.
+    pub fn record_answer(
+        &mut self,
+        endpoint: EndpointRef,
+        client: Option<u64>,
+        sent: Timestamp,
+        now: Timestamp,
+    ) {
+        let client = client.map(WitnessMark::of_client);
         if self.endpoints.knows(endpoint) {
-            self.endpoints.failures.health.record_answer(endpoint, now);
+            let health = &mut self.endpoints.failures.health;
+            if health.record_answer(endpoint, client, now) {
+                let kind = shared_streak::ANSWERED;
+                let mark = client.unwrap_or_default();
+                shared_streak::publish(&mut self.cache.placements, kind, endpoint, mark);
+            }
         }
         self.ledger.changes += u64::from(
             self.endpoints
@@ -145,7 +157,8 @@ impl ManagedPool {
                 self.record_success(endpoint, sent.at, held, now);
                 let health = &mut self.endpoints.failures.health;
                 if health.record_success(endpoint, sent.prompt, now) {
-                    shared_streak::publish_success(&mut self.cache.placements, endpoint, seen);
+                    let kind = shared_streak::ENDED;
+                    shared_streak::publish(&mut self.cache.placements, kind, endpoint, seen);
                 }
                 self.eject_overdue(now);
             }
@@ -217,8 +230,9 @@ impl ManagedPool {
             .record_answer(endpoint, true, sent, now)
         {
             if self.endpoints.failures.health.reset(endpoint) {
+                let kind = shared_streak::ENDED;
                 let nobody = WitnessMark::default();
-                shared_streak::publish_success(&mut self.cache.placements, endpoint, nobody);
+                shared_streak::publish(&mut self.cache.placements, kind, endpoint, nobody);
             }
             self.ledger.changes += 1;
         }
@@ -249,7 +263,8 @@ impl ManagedPool {
         if let Some(mark) = failure.mark()
             && weight != FailureWeight::Nothing
         {
-            shared_streak::publish_failure(&mut self.cache.placements, endpoint, mark);
+            let kind = shared_streak::FAILED;
+            shared_streak::publish(&mut self.cache.placements, kind, endpoint, mark);
             self.ledger.changes += 1;
         }
         if weight != FailureWeight::Ejects {

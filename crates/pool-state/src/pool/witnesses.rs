@@ -57,7 +57,7 @@ pub(super) struct LastWitnesses {
 }
 
 /// The clients seen last, the newest first, at most as many as [`OF_ONE_CLIENT_MAX`] distinguishes.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SeenClients([(WitnessMark, Timestamp); OF_ONE_CLIENT_MAX.len() - 1]);
 
 // === impl RequestFailure ===
@@ -94,6 +94,15 @@ impl WitnessMark {
         Self(self.0 & CLIENT_MASK)
     }
 
+    /// The client, or none if there is only one client, whose failures are all there are.
+    pub(super) fn client_of(self, of_one_client_max: usize) -> Self {
+        if of_one_client_max < usize::MAX {
+            self.client()
+        } else {
+            Self::default()
+        }
+    }
+
     fn what(self) -> u32 {
         self.0 >> CLIENT_BITS
     }
@@ -102,23 +111,28 @@ impl WitnessMark {
 // === impl LastWitnesses ===
 
 impl LastWitnesses {
+    /// Whether this client failed at this time or later.
+    pub(super) fn has_client(&self, client: WitnessMark, since: Timestamp) -> bool {
+        let mut last = self.last.iter();
+        last.any(|(known, at)| known.client() == client && *at >= since)
+    }
+
     /// Records a failure. Returns whether it counts. Its witness must not be among the last, unless
-    /// `is_paired` says that the prompt succeeded elsewhere. Fewer than `of_one_client_max` recent
-    /// failures of its client may count.
-    #[inline(never)] // several callers, and the wasm module should be small
+    /// `is_paired` says that the prompt succeeded elsewhere. Fewer than `of_one_client_max` failures
+    /// of its client may count, recent ones and those since `since`.
     pub(super) fn record(
         &mut self,
         mark: WitnessMark,
         is_paired: bool,
         of_one_client_max: usize,
+        since: Timestamp,
         now: Timestamp,
     ) -> bool {
         let is_same = |known: &WitnessMark| mark.what() != 0 && known.what() == mark.what();
         let is_known = self.last.iter().any(|(known, _)| is_same(known));
-        let of_client = self
-            .last
-            .iter()
-            .filter(|(known, at)| known.client() == mark.client() && now.ms_since(*at) < WINDOW_MS);
+        let of_client = self.last.iter().filter(|(known, at)| {
+            known.client() == mark.client() && (*at >= since || now.ms_since(*at) < WINDOW_MS)
+        });
         if is_known && !is_paired || of_client.count() >= of_one_client_max {
             return false;
         }
@@ -143,6 +157,12 @@ impl SeenClients {
                 break;
             }
         }
+    }
+
+    /// The clients seen at this time or later.
+    pub(super) fn since(&self, since: Timestamp) -> impl Iterator<Item = WitnessMark> + '_ {
+        let seen = self.0.iter().filter(move |(_, at)| *at >= since);
+        seen.map(|(client, _)| *client)
     }
 
     /// How many failures of one client count against an endpoint.

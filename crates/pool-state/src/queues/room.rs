@@ -31,6 +31,8 @@ pub struct FlowCharge {
     pub(super) flow: FlowRef,
     prompt_tokens: u32,
     output: f64,
+    /// For how long the request made no progress before its client broke it off, in ms.
+    pub(crate) silent_ms: u64,
     /// Whether it was sent for its band's minimum share.
     pub(super) owed: bool,
 }
@@ -125,29 +127,32 @@ impl FlowQueues {
             flow,
             prompt_tokens: sent.prompt_tokens,
             output: cost.output,
+            silent_ms: 0,
             owed,
         })
     }
 
     /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output;
-    /// 0 if it had no first token.
+    /// 0 if it had no first token. If its client broke it off, each ms without progress costs a
+    /// token. Otherwise requests that are short, and held for nothing, would take most of the room.
     pub(crate) fn settle(
         &mut self,
         control: &FlowControl,
         charge: FlowCharge,
         context_tokens: u64,
     ) {
-        let output = context_tokens.saturating_sub(u64::from(charge.prompt_tokens));
-        if context_tokens == 0 {
-            return;
-        }
+        let output = match context_tokens {
+            0 => charge.output,
+            tokens => tokens.saturating_sub(u64::from(charge.prompt_tokens)) as f64,
+        };
         let rules = control.band(charge.flow.priority);
         let band = self
             .bands
             .iter_mut()
             .find(|band| band.priority == charge.flow.priority);
         if let (Some(band), Some(rules)) = (band, rules) {
-            band.settle(charge.flow, rules.fairness, output as f64 - charge.output);
+            let more = output - charge.output + charge.silent_ms as f64;
+            band.settle(charge.flow, rules.fairness, more);
         }
     }
 }

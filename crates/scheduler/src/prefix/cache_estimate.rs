@@ -89,8 +89,15 @@ impl PrefixIndex {
     /// tokens in a prompt of `blocks` blocks. The engine's token counts differ from the token
     /// counts of the estimate, so only the cached share is compared. A difference of a sixteenth is
     /// tolerated, because of chat templates and block ends. A miss in the maybe-cached part changes
-    /// nothing.
-    pub fn correct(&mut self, belief: &CacheEstimate, blocks: u32, cached: u32, prompt: u32) {
+    /// nothing. Many misses of one client in a row count once.
+    pub fn correct(
+        &mut self,
+        belief: &CacheEstimate,
+        blocks: u32,
+        cached: u32,
+        prompt: u32,
+        client: u64,
+    ) {
         let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt))
         else {
             return;
@@ -108,7 +115,9 @@ impl PrefixIndex {
         };
         if held > u64::from(belief.may_hold.blocks) + slack(belief.may_hold) {
             self.learn_more(belief.endpoint);
-        } else if let Some(reuse) = part.reuse {
+        } else if let Some(reuse) = part.reuse
+            && self.counts_reply(belief.endpoint, client, !has(part))
+        {
             self.learn(belief.endpoint, reuse, has(part));
         }
     }
@@ -141,7 +150,7 @@ mod tests {
         index.matched(&prompts[again], &[ENGINE], &mut known);
         assert_eq!(known, [believed]);
         let belief = index.place(ENGINE, &prompts[again], known[0]);
-        index.correct(&belief, 100, cached, 6_400);
+        index.correct(&belief, 100, cached, 6_400, 0);
         index.capacity(ENGINE).unwrap()
     }
 
@@ -163,6 +172,45 @@ mod tests {
             capacity(6_000),
             1_000,
             "except for a sixteenth, which is templates and block ends"
+        );
+    }
+
+    #[test]
+    fn a_client_whose_prompts_miss_lowers_the_capacity_once_until_another_gets_a_reply() {
+        let capacity = |replies: &[(u64, bool)]| {
+            let mut index = PrefixIndex::with_capacity(100_000);
+            index.set_capacity(ENGINE, 1_000);
+            let part = CachedPart {
+                blocks: 100,
+                reuse: Some(ReuseDistance {
+                    at_least: 500,
+                    at_most: 501,
+                }),
+            };
+            let belief = CacheEstimate {
+                endpoint: ENGINE,
+                known: 100,
+                held: part,
+                may_hold: part,
+            };
+            let blocks: Vec<u64> = (1..=2_000).map(|block| block << 1).collect();
+            blocks
+                .chunks(100)
+                .for_each(|hashes| index.record(ENGINE, hashes));
+            for (client, is_hit) in replies {
+                index.correct(&belief, 100, u32::from(*is_hit) * 6_400, 6_400, *client);
+            }
+            index.capacity(ENGINE).unwrap()
+        };
+        let hit = (1, true);
+        let miss = (2, false);
+        let misses = [miss; 30];
+        assert_eq!(capacity(&[&[hit][..], &misses[..]].concat()), 875);
+        assert_eq!(capacity(&[hit, miss, hit, miss]), 766);
+        assert!(capacity(&misses) < 600, "the only client");
+        assert!(
+            capacity(&[&[hit][..], &[miss; 60][..]].concat()) < 600,
+            "the other is gone"
         );
     }
 
@@ -196,6 +244,7 @@ mod tests {
                 blocks.len() as u32,
                 cached,
                 64 * blocks.len() as u32,
+                0,
             );
             assert_eq!(index.capacity(ENGINE), Some(1_000), "{held} held");
         }
@@ -253,9 +302,9 @@ mod tests {
         let mut index = PrefixIndex::with_capacity(100_000);
         index.set_capacity(ENGINE, 1_000);
         let belief = index.place(ENGINE, &[2, 4, 6, 8], MatchLength::default());
-        index.correct(&belief, 4, 0, 0);
+        index.correct(&belief, 4, 0, 0, 0);
         assert_eq!(index.capacity(ENGINE), Some(1_000));
-        index.correct(&belief, 4, 256, 256);
+        index.correct(&belief, 4, 256, 256, 0);
         assert!(index.capacity(ENGINE).is_some_and(|blocks| blocks > 1_000));
     }
 }

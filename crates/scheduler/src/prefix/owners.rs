@@ -38,6 +38,11 @@ pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 /// token has this factor, because Switchpoint assumes four bytes per token.
 const CAPACITY_FACTOR_MAX: u32 = 2;
 
+/// If one client gets this many misses without a reply to another client in between, only its
+/// first miss counts. A client can make its prompts miss, for example by a parameter with which the
+/// engine reads no cache. Further misses count, because other clients no longer use the endpoint.
+const MISSES_OF_ONE_CLIENT_MAX: u8 = 32;
+
 /// The number of blocks that an endpoint has received since it received one block. Only the age
 /// band of that block is known, so the number is a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +75,10 @@ struct Owner {
     capacity: u32,
     bands: ByClass<AgeBands>,
     entries: u32,
+    /// The client of the last reply, as a hash, and its misses in a row. They have the maximum if
+    /// there was no other client.
+    client: Option<u32>,
+    misses: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -237,6 +246,23 @@ impl OwnerTable {
         self.row(id)?.bands.confirmed.reuse(epoch)
     }
 
+    /// Records a reply to this client. Returns whether the capacity may be learned from it. A
+    /// client whose prompts miss lowers the capacity once, until another client gets a reply.
+    pub(super) fn counts_reply(&mut self, id: u16, client: u64, is_miss: bool) -> bool {
+        let Some(row) = self.rows.get_mut(usize::from(id)) else {
+            return false;
+        };
+        let client = Some(client as u32);
+        if row.client != client {
+            row.misses = row.client.map_or(u8::MAX, |_| 0);
+            row.client = client;
+        }
+        if is_miss {
+            row.misses = row.misses.saturating_add(1);
+        }
+        row.misses <= 1 || row.misses > MISSES_OF_ONE_CLIENT_MAX || !is_miss
+    }
+
     pub(super) fn learn(&mut self, id: u16, reuse: ReuseDistance, there: bool) {
         let Some(row) = self.rows.get_mut(usize::from(id)) else {
             return;
@@ -292,6 +318,8 @@ impl Owner {
             claimed: AgeBands::NONE,
         },
         entries: 0,
+        client: None,
+        misses: 0,
     };
 
     fn new(epochs: ByClass<u64>) -> Self {

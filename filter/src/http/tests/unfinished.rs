@@ -286,15 +286,15 @@ fn a_long_body_is_kept_for_a_retry_while_its_client_has_room_and_a_short_one_alw
         assert_eq!(world.body(&mut stream, &body), Action::Continue);
         (stream, retries())
     };
-    let (mut first, is_kept) = send("10.1.1.1", 200_000);
+    let (mut first, is_kept) = send("10.1.1.1", 300_000);
     assert!(is_kept);
-    assert!(!send("10.1.1.1", 100_000).1, "half of 500,000 bytes");
+    assert!(!send("10.1.1.1", 150_000).1, "7/8 of 500,000 bytes");
     assert!(send("10.1.1.1", 60_000).1, "short");
-    assert!(send("10.2.2.2", 120_000).1, "half of the rest");
+    assert!(send("10.2.2.2", 90_000).1, "half of the rest");
     first.on_done();
     assert!(send("10.1.1.1", 180_000).1);
     // The length of a body that is not read is what its client declared, or the longest.
-    for (length, is_kept) in [("1000", true), ("400000", false), ("", false)] {
+    for (length, is_kept) in [("1000", true), ("450000", false), ("", false)] {
         await_body(&world, "10.3.3.3", "/pictures", length);
         assert_eq!(retries(), is_kept, "{length:?}");
     }
