@@ -137,7 +137,7 @@ quick:
 # shortest numbers. wasm-opt reads cargo's own copy, and is skipped if that has not changed.
 RAW_WASM := target/wasm32-wasip1/release/deps/switchpoint.wasm
 OPT      := target/wasm-opt
-WASM_OPT := PATH="$(TOOLS)/node/bin:$$PATH" $(TOOLS)/binaryen/node_modules/.bin/wasm-opt --low-memory-unused --flatten --rereloop -Oz --merge-similar-functions -Oz --converge --reorder-functions --strip-producers \
+WASM_OPT := PATH="$(TOOLS)/node/bin:$$PATH" $(TOOLS)/binaryen/node_modules/.bin/wasm-opt --low-memory-unused --flatten --rereloop -Oz --merge-similar-functions -Oz --dae-optimizing -Oz --converge --reorder-functions --strip-producers \
   --enable-simd --enable-bulk-memory --enable-sign-ext --enable-mutable-globals --enable-nontrapping-float-to-int \
   --enable-multivalue --enable-reference-types
 wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and check its size limit

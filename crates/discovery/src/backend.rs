@@ -143,6 +143,7 @@ pub(crate) trait ComponentFollower: Send + 'static {
     fn next(&mut self) -> impl Future<Output = Option<Vec<BackendEvent>>> + Send;
 }
 
+/// Returns the events of `following` as a stream, one by one.
 pub(crate) fn stream(following: impl ComponentFollower) -> BoxStream<'static, BackendEvent> {
     futures::stream::unfold(following, |mut following| async move {
         Some((futures::stream::iter(following.next().await?), following))

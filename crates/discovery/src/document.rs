@@ -20,6 +20,7 @@ use crate::registry::{Announcement, InstanceStatus, Registrant};
 /// The largest document, in bytes: metadata of the largest size, and room for the other fields.
 pub const DOCUMENT_BYTES_MAX: usize = METADATA_BYTES_MAX + (1 << 16);
 
+/// An instance as a document.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct InstanceDocument {
@@ -68,6 +69,7 @@ impl InstanceDocument {
         serde_json::from_slice(text).map_err(|e| e.to_string())
     }
 
+    /// Returns the record of the instance with this id.
     pub(crate) fn record(self, id: &str, freshness: u64) -> Result<InstanceRecord, String> {
         let Self {
             generation,

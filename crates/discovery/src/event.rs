@@ -51,6 +51,7 @@ pub struct InstanceSummary {
     pub generation: String,
     /// The current or last address of the instance.
     pub address: SocketAddr,
+    /// The state of the instance.
     pub state: InstanceState,
     /// The time when the variant of `state` last changed.
     pub since: SystemTime,

@@ -48,6 +48,7 @@ pub struct LeaseRecord {
     pub transitions: u32,
 }
 
+/// The store of a lease.
 pub trait LeaseStore: Send + Sync {
     /// Returns the current lease; `None` if there is none yet.
     fn read(&self) -> BoxFuture<'_, Result<Option<LeaseRecord>, String>>;

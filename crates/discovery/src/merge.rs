@@ -30,6 +30,7 @@ struct MergedChanges {
     standing: Option<String>,
 }
 
+/// Merges the sources.
 #[must_use]
 pub fn merge(parts: Vec<MergeSource>) -> SetChanges {
     let sets = vec![None; parts.len()];

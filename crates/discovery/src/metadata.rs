@@ -43,6 +43,7 @@ pub struct ModelCard {
 pub struct RuntimeConfig {
     /// The number of blocks in the KV cache.
     pub total_kv_blocks: Option<u64>,
+    /// The number of tokens in one block.
     pub kv_block_tokens: Option<u64>,
     /// The maximum number of sequences in one batch.
     pub max_num_seqs: Option<u64>,
@@ -105,6 +106,7 @@ impl Metadata {
         &self.map
     }
 
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key)
     }

@@ -68,6 +68,7 @@ pub fn replace(path: &Path, temporary: &Path, content: &[u8], mode: u32) -> io::
     std::fs::rename(temporary, path)
 }
 
+/// Returns the path with a suffix.
 #[must_use]
 pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();

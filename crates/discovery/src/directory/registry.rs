@@ -32,6 +32,7 @@ const PRESENT: Timespec = Timespec {
     tv_nsec: UTIME_NOW,
 };
 
+/// A directory as a registry.
 #[derive(Clone, Debug)]
 pub struct DirectoryRegistry {
     root: PathBuf,

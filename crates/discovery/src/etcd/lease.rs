@@ -7,6 +7,7 @@ use super::api::{self, kv_client::KvClient};
 use super::connection::{EtcdConfig, EtcdConnection, within};
 use crate::lease::{LeaseRecord, LeaseStore};
 
+/// A lease in etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdLease {
     connection: EtcdConnection,

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::lease::{LEASE_DURATION, LeaseRecord, LeaseStore};
 
+/// A lease in Kubernetes.
 #[derive(Clone)]
 pub struct KubernetesLease {
     leases: Api<Lease>,

@@ -72,6 +72,7 @@ struct ListWatch<K> {
 
 type WatchEvents<K> = BoxStream<'static, kube::Result<WatchEvent<K>>>;
 
+/// An event of a [`ListWatch`].
 enum ListWatchEvent<K> {
     Listed(Vec<K>),
     Applied(K),
@@ -83,6 +84,7 @@ enum ListWatchEvent<K> {
     Failed(String),
 }
 
+/// The state of an [`ObjectWatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ObjectWatchState {
     /// The list was requested and has not arrived.

@@ -66,6 +66,7 @@ impl StoredSecret {
         std::str::from_utf8(&bytes.0).map_err(|_| format!("its {key} is no text"))
     }
 
+    /// Returns the value of this annotation.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.0.annotations().get(key).map(String::as_str)
