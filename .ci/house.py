@@ -37,6 +37,16 @@ TEST_LINES_MAX = 210
 FILE_LINES_MAX = 500
 FIELDS_MAX = 12
 CYCLE_FILES_MAX = 3
+HOW_TO_LINES_MAX = 150
+README_LINES_MAX = 149
+# All tracked Markdown files, by the count of `words`: code blocks, tables and generated pages count too, and each part of a name
+# such as `flow_control` is a word. A reader cannot keep more in view; who adds a page shortens another.
+DOCUMENT_WORDS_MAX = 45_000
+# The measured results that the pages show (`docs/data`), in bytes. Raw results belong to a release.
+RESULT_BYTES_MAX = 300_000
+# All data files, in bytes: the results, two public traces (307 KB, compressed) and recorded answers of vLLM. Tests read the traces and
+# the answers, and must run without a network.
+DATA_BYTES_MAX = 600_000
 
 # Type names that several crates may define, because every Rust programmer expects them.
 CONVENTIONS = {"Args", "Command", "Config", "Error", "Kind", "Metrics", "Result", "Settings", "State", "Status"}
@@ -97,6 +107,9 @@ LIMITS = {
     "tuples as parameters": 0,
     "comment lines over 100 columns": 0,
     "Markdown lines over 120 columns": 0,
+    "how-to pages over 150 lines, README over 149": 0,
+    "words of documents over 45,000": 0,
+    "data files over their maximum of bytes": 0,
     "structs over 12 fields without a reason": 0,
     "files over 500 lines before tests": 0,
     "names in documents for contributors that do not exist": 0,
@@ -126,6 +139,13 @@ class Tree:
                 raw = path.read_bytes() if path.is_file() else b""
             self.texts[name] = raw.decode(errors="replace")
         return self.texts[name]
+
+    def size(self, name: str) -> int:
+        """Returns the size of a file, in bytes."""
+        if self.revision:
+            return int(git("cat-file", "-s", f"{self.revision}:{name}"))
+        path = ROOT / name
+        return path.stat().st_size if path.is_file() else 0
 
     def rust(self) -> list[str]:
         return [name for name in self.names if name.endswith(".rs")]
@@ -558,6 +578,39 @@ def words(text: str) -> int:
     return len(re.findall(r"[A-Za-z][A-Za-z'-]*", text))
 
 
+def long_pages(tree: Tree) -> list[str]:
+    out = []
+    for name in tree.markdown():
+        maximum = HOW_TO_LINES_MAX if name.startswith("docs/how-to/") else README_LINES_MAX if name == "README.md" else None
+        lines = len(tree.text(name).splitlines())
+        if maximum is not None and lines > maximum:
+            out.append(f"{name}: {lines} lines, at most {maximum}")
+    return out
+
+
+def words_of_documents(tree: Tree) -> int:
+    return sum(words(tree.text(name)) for name in tree.markdown())
+
+
+def excess_words(tree: Tree) -> list[str]:
+    number = words_of_documents(tree)
+    return [f"all Markdown files: {number} words, at most {DOCUMENT_WORDS_MAX}"] if number > DOCUMENT_WORDS_MAX else []
+
+
+def data_bytes(tree: Tree, folder: str = "") -> int:
+    """Returns the size of the files in folders `data`, below a folder."""
+    return sum(tree.size(name) for name in tree.names if name.startswith(folder) and "/data/" in name)
+
+
+def excess_data(tree: Tree) -> list[str]:
+    out = []
+    for folder, maximum in (("docs/", RESULT_BYTES_MAX), ("", DATA_BYTES_MAX)):
+        number = data_bytes(tree, folder)
+        if number > maximum:
+            out.append(f"{folder}*/data/: {number} bytes, at most {maximum}")
+    return out
+
+
 # A subject may begin with an area, which is no verb.
 NOT_IMPERATIVE = re.compile(r"^(?:[\w-]+: )?(?![\w-]+: )\w+(ed|ing)\b")
 
@@ -620,6 +673,9 @@ def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
         "tuples as parameters": tuples(tree, TUPLE_PARAMETER),
         "comment lines over 100 columns": wide_comments(tree),
         "Markdown lines over 120 columns": wide_markdown(tree),
+        "how-to pages over 150 lines, README over 149": long_pages(tree),
+        "words of documents over 45,000": excess_words(tree),
+        "data files over their maximum of bytes": excess_data(tree),
         "structs over 12 fields without a reason": wide_structs(tree),
         "files over 500 lines before tests": long_files(tree),
         "names in documents for contributors that do not exist": unknown_names(
@@ -640,7 +696,8 @@ def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
         "function lines, p99": percentile([lines for lines, _ in lengths], 0.99),
         "function lines, longest": max(lines for lines, _ in lengths),
         "words of documents": {name: words(tree.text(name)) for name in tree.markdown()},
-        "words of documents, all": sum(words(tree.text(name)) for name in tree.markdown()),
+        "words of documents, all": words_of_documents(tree),
+        "bytes of data files": data_bytes(tree),
         "words of comments": comment_words,
         **{f"Rust tokens of {group}": number for group, number in tokens(tree).items()},
         "tests": tests(tree),

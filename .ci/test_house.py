@@ -15,6 +15,15 @@ class FakeTree(house.Tree):
         self.revision, self.texts = "fake", {name.replace("__", "/") + ".rs": text for name, text in texts.items()}
         self.names = list(self.texts)
 
+    def size(self, name: str) -> int:
+        return len(self.texts[name])
+
+
+def tree_of(files: dict[str, str]) -> FakeTree:
+    tree = FakeTree()
+    tree.texts, tree.names = files, list(files)
+    return tree
+
 
 class Cycles(unittest.TestCase):
     def cycles(self, **texts: str) -> list[list[str]]:
@@ -73,6 +82,24 @@ class Counts(unittest.TestCase):
     def test_phrases_are_found_in_comments_and_not_in_code(self):
         counts, _ = house.phrases(FakeTree(a="fn nobody() {} // nobody is told\n"))
         self.assertEqual(sum(counts.values()), 2)
+
+    def test_long_pages_are_found(self):
+        lines = "word\n" * house.HOW_TO_LINES_MAX
+        tree = tree_of({"docs/how-to/a.md": lines, "docs/how-to/b.md": lines + "word\n", "docs/reference/c.md": lines * 2, "README.md": lines})
+        self.assertEqual([place.split(":")[0] for place in house.long_pages(tree)], ["docs/how-to/b.md", "README.md"])
+
+    def test_all_documents_share_one_limit_of_words(self):
+        half = "word " * (house.DOCUMENT_WORDS_MAX // 2)
+        self.assertEqual(house.excess_words(tree_of({"a.md": half, "b/c.md": half, "d.rs": half})), [])
+        self.assertEqual(len(house.excess_words(tree_of({"a.md": half, "b/c.md": half + "word"}))), 1)
+        self.assertEqual(house.words("```\nflow_control: 1\n```"), 2)
+
+    def test_data_files_have_limits(self):
+        results, traces = "x" * house.RESULT_BYTES_MAX, "x" * (house.DATA_BYTES_MAX - house.RESULT_BYTES_MAX)
+        files = {"docs/data/a.json": results, "tools/b/data/c.gz": traces, "docs/d.svg": results}
+        self.assertEqual(house.excess_data(tree_of(files)), [])
+        self.assertEqual(len(house.excess_data(tree_of(files | {"tools/b/data/e/f.txt": "x"}))), 1)
+        self.assertEqual(len(house.excess_data(tree_of(files | {"docs/data/g.json": "x"}))), 2)
 
     def test_subjects(self):
         self.assertTrue(house.NOT_IMPERATIVE.match("Added a test"))

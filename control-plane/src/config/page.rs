@@ -19,7 +19,8 @@ and defaults are llm-d-router's unless the text says otherwise.
 const COST: &str = "\
 ## The cost of `marginal-cost-scorer`
 
-`switchpointd explain` prints the terms of the cost for each endpoint.
+`switchpointd explain` prints the terms of the cost for each endpoint; [the default policy](../explanation/policy.md)
+explains them.
 
 ```
 cost = wait + prefill + delay + decode + memory + failure
@@ -38,15 +39,6 @@ D = e0 + e1 (B+1) + e2 (K+n)
 T = o w D + W + S
 b = (B + Bmean) / 2,  k = (K + Kmean) / 2
 ```
-
-| term | why it counts |
-|---|---|
-| wait | prompts ahead come first; a long queue becomes a large batch |
-| prefill | its own prefill, which also delays the requests that arrive meanwhile: B in each lifetime |
-| delay | its prefill delays the requests that run there |
-| decode | its own decode steps, and what it adds to the steps of others |
-| memory | a new copy evicts prefixes that later requests need |
-| failure | requests fail more often here than elsewhere |
 
 | symbol | meaning |
 |---|---|
@@ -68,14 +60,10 @@ b = (B + Bmean) / 2,  k = (K + Kmean) / 2
 | E | share of computed prompt tokens that had been cached and were evicted, lately; at most 0.95 |
 | f | failure rate here minus the rate at other endpoints |
 
-A prefix that many requests share has a small r: its copies cost little and spread as far as load differs. The history
-of a session is requested once, so r is a billion, and the session stays where it is cached unless the load there is
-much larger. Where caches are full, E rises until copies become rare.
-
-You can set two parameters. `ttftWeight` favours the first token: from 3 to 6, mean end-to-end time of the simulated
-race rises by 1 % and p99 TTFT falls by 15 %. `queueExternality` keeps queues even: from 0.1 to 0.35, mean end-to-end
-time rises by 2 % and p99 TTFT falls by 4 %; with 0, p99 TTFT of bursts of unlike prompts rises by up to a half. To
-serve the most requests within their SLOs, set `ttftWeight` to 2 and `queueExternality` to 0.
+Two parameters can be set. A higher `ttftWeight` shortens the longest TTFTs and makes whole requests a little slower. A
+higher `queueExternality` keeps queues more even, at the same price; with 0, bursts of unlike prompts wait longer
+([figures](race-simulator.md#the-parameters)). To serve the most requests within their SLOs, set `ttftWeight` to 2 and
+`queueExternality` to 0.
 
 ";
 

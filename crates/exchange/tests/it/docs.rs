@@ -4,15 +4,14 @@ use std::path::Path;
 
 const HEAD: &str = "# Inference APIs
 
-The picker reads model and prompt from the bodies of these requests. It recognises a `POST` by the end of its path; the
-longest match wins. It ignores a prefix, a query, a trailing slash and percent-escapes. Where the prompt is `not read`,
-and for every `POST` below `/responses/` and `/conversations/`, it reads only the outermost `model`, from a JSON object
-or from a form (`multipart/form-data`); such a request may have no body. Requests to other paths go unread to a good
-endpoint, if a [route](../how-to/envoy.md#which-paths-are-served) allows them.
+The picker reads model and prompt from the bodies of these requests. It recognises a `POST` by the end of its path (the
+longest match), without query, trailing slash and percent-escapes. Where the prompt is `not read`, and for every `POST`
+below `/responses/` and `/conversations/`, it reads only the outermost `model`, from a JSON object or from a form
+(`multipart/form-data`); such a request may have no body. Requests to other paths go unread to a good endpoint, if a
+[route](../how-to/envoy.md#which-paths-are-served) allows them.
 
-A body that is neither JSON nor an allowed form, or that lacks a required `model`, is answered 400 in the error shape of
-the API. An encoded body (`content-encoding`, other than the gzip that Envoy decodes in the shipped files) is
-answered 415, which names the encoding.
+A body that is neither JSON nor an allowed form, or that lacks a required `model`, gets 400 in the error shape of the
+API. An encoded body (`content-encoding`, other than the gzip that Envoy decodes in the shipped files) gets 415.
 
 ";
 
@@ -22,9 +21,9 @@ If a field occurs twice, the last one counts, as in engines.
 ## Forms
 
 The picker reads the whole form, so `model` may come before or after a file; it keeps nothing of the file. A form longer
-than `body_limit_bytes` (24 MiB) is answered 413. A form that parsers could read in different ways is answered 400. Such
-forms have text before the first boundary, a line that ends with a line feed alone, a part without one plain `name`, no
-last boundary, or a `model` of more than 1,024 bytes.
+than `body_limit_bytes` (24 MiB) gets 413. A form that parsers could read in different ways gets 400: with text before
+the first boundary, a line that ends with a line feed alone, a part without one plain `name`, no last boundary, or a
+`model` of more than 1,024 bytes.
 
 ## Answers that an engine keeps
 
@@ -39,13 +38,11 @@ endpoint has left, is ejected or is not allowed, any endpoint gets the request, 
 An `InferenceModel`, an `InferenceModelRewrite` or a header can rename the model. Then only `model` (in a form, the
 field `model`) and `content-length` change in the request. In a successful reply the picker restores the name: in the
 outermost object of a JSON reply or of each event's data, in `response.model` of OpenAI responses, and in
-`message.model` of Anthropic's `message_start`. It replaces only the name that was sent to the engine, and does not
-delay events.
+`message.model` of Anthropic's `message_start`. Events are not delayed.
 
 - An unstreamed reply of at most 32,768 bytes is held until complete and has a correct `content-length`; a longer one is
   chunked.
 - The request asks for an uncompressed reply (`accept-encoding: identity`); a compressed one passes unchanged.
-- Without renaming, request and reply pass unchanged.
 - Models in Vertex AI's gRPC messages are never renamed.
 ";
 
@@ -75,7 +72,7 @@ const NUMBERS: &[(&str, &str, &[&str])] = &[
     ("health.rs", "const FRESH_MS: u64 = 1_000;", &["one if the endpoint answered nothing within the last second |"]),
     ("health.rs", "own.failure_rate() >= 0.5)", &["within ten seconds | half of all answers |"]),
     ("answer_window.rs", "const WINDOW_MS: u64 = 10_000;", &["| failed answers within ten seconds |", "Within ten seconds, at most two failures"]),
-    ("answer_window.rs", "const TIMES_OTHERS: f32 = 2.0;", &["must also exceed twice the number", "fails more than twice as often as others"]),
+    ("answer_window.rs", "const TIMES_OTHERS: f32 = 2.0;", &["must also exceed twice the number"]),
     ("witnesses.rs", "const WITNESSES_MAX: usize = 8;", &["counts again only after eight other witnesses"]),
     ("witnesses.rs", "const OF_ONE_CLIENT_MAX: [usize; 4] = [usize::MAX, usize::MAX, 3, 2];", &["at most two failures of one [client]", "three if only two clients were seen", "and all of a single client"]),
     ("witnesses.rs", "const SEEN_MS: u64 = 60_000;", &["two clients were seen within a minute"]),
@@ -83,10 +80,10 @@ const NUMBERS: &[(&str, &str, &[&str])] = &[
     ("connection_losses.rs", "const LOST_STREAK: u32 = 2;", &["not all by one of several clients | two; one if"]),
     ("connection_losses.rs", "const AVOIDED_MS: u64 = 5_000;", &["requests avoid the endpoint for five seconds."]),
     ("ejection.rs", "const BASE_MS: u64 = 1_000;", &["The first ejection lasts one second,"]),
-    ("ejection.rs", "const MAX_MS: u64 = 5_000;", &["as the one before, up to five seconds.", "another proxy reports lasts at most five seconds."]),
+    ("ejection.rs", "const MAX_MS: u64 = 5_000;", &["as the one before, up to five seconds,", "another proxy reports lasts at most five seconds,"]),
     ("ejection.rs", "const JITTER: f32 = 0.2;", &["shortened at random by up to a fifth."]),
     ("ejection.rs", "const PROBE_MS: u64 = 5_000;", &["While the probe runs, at most five seconds,"]),
-    ("ejection.rs", "const OUTSIDE_REST_MS: u64 = 10_000;", &["For ten seconds afterwards, other proxies cannot eject"]),
+    ("ejection.rs", "const OUTSIDE_REST_MS: u64 = 10_000;", &["cannot be repeated for ten seconds afterwards."]),
     ("ejection.rs", "ejected.truncate(ready / 2);", &["At most half of the ready endpoints are ejected"]),
     ("crash_correlation.rs", "const ENGINES: usize = 2;", &["broke the connections of two engines"]),
     ("crash_correlation.rs", "const CLIENTS: usize = 2;", &["to all clients if two [clients]"]),

@@ -15,7 +15,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         "Keeps endpoints that have all of matchLabels and satisfy all of matchExpressions. An \
         endpoint without the label satisfies NotIn. Without conditions it keeps all.",
     ),
-    source: readable("llm-d-router, filter/bylabel; Kubernetes, labels and selectors"),
+    source: readable("llm-d-router, filter/bylabel"),
     parameters: &[
         Parameter::structured(
             "matchLabels",

@@ -23,7 +23,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     parameters: &[Parameter::number(
         "epsilonExploreNeg",
         0.01,
-        "how often the endpoints without headroom are kept instead, 0 to 1",
+        "how often the others are kept instead, 0 to 1",
     )],
     needs: &[
         RequiredState::Latency,

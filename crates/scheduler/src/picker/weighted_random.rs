@@ -15,7 +15,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         uniform in (0, 1). Totals of 0 come last, in random order.",
     ),
     source: readable(
-        "Efraimidis and Spirakis, \"Weighted random sampling with a reservoir\", 2006 (algorithm A-Res); llm-d-router, picker/weightedrandom",
+        "Efraimidis and Spirakis, 2006 (algorithm A-Res); llm-d-router, picker/weightedrandom",
     ),
     parameters: &[LIST_LENGTH],
     needs: &[],

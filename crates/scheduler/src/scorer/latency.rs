@@ -95,15 +95,11 @@ pub(crate) const SLO: PluginType = PluginType {
         STRATEGY,
         TTFT_WEIGHT,
         TPOT_WEIGHT,
-        Parameter::number(
-            "explorationShare",
-            0.01,
-            "how often a weighted pick takes an endpoint outside the best tier, 0 to 0.5",
-        ),
+        Parameter::number("explorationShare", 0.01, "the probability, 0 to 0.5"),
         Parameter::number(
             "shedBelowPriority",
             1.0,
-            "requests of lower priority are shed if no endpoint meets the SLOs or is idle, integer from 0; Critical is 1",
+            "the lowest priority that is not shed, integer from 0; Critical is 1",
         ),
         COMPOSITE_KV,
         COMPOSITE_QUEUE,

@@ -47,7 +47,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: readable(
         "The lowest cost of the candidates / the endpoint's cost. [The cost](#the-cost-of-marginal-cost-scorer) is the time in ms that the request takes, plus the delay of others.",
     ),
-    source: readable("Switchpoint; [routing-quality.md](routing-quality.md)"),
+    source: readable("Switchpoint; [the race](race.md)"),
     parameters: &[
         Parameter::number(
             "ttftWeight",
