@@ -584,7 +584,6 @@ mod slow {
         ];
         let [begin, end] = [5, 20].map(Duration::from_secs);
         let answers = beside_a_liar(&mut stack, &proxies, begin, end).await?;
-        println!("three proxies beside a liar: {answers:?}");
         let all: u32 = answers.served.iter().sum();
         for count in answers.served {
             assert!(8 * count <= 3 * all, "1.5 times the mean: {answers:?}");

@@ -200,14 +200,9 @@ impl ManagedPool {
                 self.cache.stored_answers.record(*mark, endpoint, from_peer);
             }
             _ => {
-                // The other worker publishes each pick as an unconfirmed placement. The order of
-                // picks decides between idle endpoints, so a pick without load does not count: a
-                // hostile proxy could invent it.
-                let in_flight = &mut self.ledger.in_flight;
-                if kind == PlacementKind::Unconfirmed
-                    && in_flight.others_mut().requests(endpoint) > 0
-                {
-                    in_flight.picked(endpoint);
+                // The other worker publishes each pick as an unconfirmed placement.
+                if kind == PlacementKind::Unconfirmed {
+                    self.ledger.in_flight.picked(endpoint);
                 }
                 self.cache.record_peer(kind, endpoint, blocks);
             }
@@ -360,22 +355,6 @@ mod tests {
                 ms += pause;
             }
         }
-    }
-
-    #[test]
-    fn a_pick_of_another_proxy_breaks_no_tie_unless_its_load_counts() {
-        let mut pool = pool();
-        let claim = |pool: &mut ManagedPool| {
-            pool.record_peer_placement(PlacementKind::Unconfirmed, AT, &[2, 4], at(0));
-            pool.in_flight().last_pick(AT)
-        };
-        assert_eq!(claim(&mut pool), 0);
-        let load = EndpointLoad {
-            requests: 1,
-            ..EndpointLoad::default()
-        };
-        pool.set_peer_loads([(AT, load)]);
-        assert!(claim(&mut pool) > 0);
     }
 
     /// Repeats another proxy's report, and returns the load that counts after each of the scrapes.
