@@ -20,6 +20,14 @@ drain_s=${DRAIN_SECONDS:-10}
 stop_s=${STOP_SECONDS:-3600}
 idle_s=2
 
+# The page that begins a drain. If the configuration has `allow_paths`, the admin port refuses this
+# page, because a web page in an operator's browser could request it. So the script allows the page
+# with a query that no web page knows. Envoy appends this to the list of the configuration.
+read -r secret </proc/sys/kernel/random/uuid
+drain="/drain_listeners?graceful&$secret"
+grep -qsE '(^|[{,]) *"?allow_paths"?:' -- "$@" &&
+  set -- --config-yaml "{admin: {allow_paths: [{exact: '$drain'}]}}" "$@"
+
 # Sends a request to the admin port with bash alone, because images of Envoy often lack curl.
 admin() { # method path
   exec 3<>"/dev/tcp/${admin%:*}/${admin##*:}" || return 1
@@ -38,7 +46,7 @@ active() {
 graceful() {
   trap 'kill -TERM "$pid" 2>/dev/null' TERM INT
   echo "start.sh: draining for $drain_s s" >&2
-  if admin POST '/drain_listeners?graceful' | grep -q ' 200 '; then
+  if admin POST "$drain" | grep -q ' 200 '; then
     sleep "$drain_s" & wait $!
     # A reply that began before the drain does not ask its client to close the connection, and the
     # client may use it once more when the reply has ended. That request's reply asks it. So Envoy

@@ -264,6 +264,7 @@ class RealEnvoy(ChartTest):
         self.assertEqual(processes.get(machine.metrics_port, "/ready"), (200, "LIVE\n"))
         self.assertIn("envoy_cluster_upstream_cx_total", processes.get(machine.metrics_port, "/stats/prometheus")[1])
         self.assertEqual(processes.get(machine.metrics_port, "/quitquitquit")[0], 404)
+        self.assertEqual(processes.get(machine.admin_port, "/config_dump")[0], 403)
         before = machine.daemon_certificate()
 
         # Another CA and other certificates, as if an operator had replaced both in the Secrets.

@@ -183,7 +183,7 @@ async fn serves_listed_paths_only(stack: &Stack) -> Result<()> {
 /// Checks that a compressed request reaches the engine decompressed, also a request with a high
 /// compression ratio.
 async fn inflates(stack: &Stack) -> Result<()> {
-    let text = echo::chat(&"words ".repeat(333_333)).to_string();
+    let text = echo::chat(&limits::regular_prompt()).to_string();
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(text.as_bytes())?;
     let reply = stack
@@ -232,7 +232,7 @@ async fn fails_over(stack: &Stack) -> Result<()> {
 
 /// Checks that a compressed bomb does not fill the memory of a gateway that has just started.
 async fn survives_bombs(stack: &mut Stack) -> Result<()> {
-    let bomb = limits::gzip(limits::GIB)?;
+    let bomb = limits::gzip(limits::BOMB_BYTES)?;
     let before = limits::memory_kib(stack, "VmRSS")?;
     for _ in 0..3 {
         let reply = stack

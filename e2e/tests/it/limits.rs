@@ -629,9 +629,10 @@ async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> 
 // === Bombs ===
 
 /// The maximum memory that compressed bombs may add to an Envoy with one worker, in KiB. One read
-/// of 64 KiB inflates to 44 MiB at most, which Envoy's decompressor holds twice while it copies its
-/// output. The rest of the limit is for the allocator's slack and the memory of the first request.
-/// The size of the bombs does not matter: a worker inflates one read at a time.
+/// of 64 KiB inflates to 6.3 MiB at most, which Envoy's decompressor holds twice while it copies
+/// its output. Envoy and the picker may each hold a body of 24 MiB before it is refused. The rest
+/// of the limit is for the allocator's slack and the memory of the first request. The size of the
+/// bombs does not matter: a worker inflates one read at a time.
 pub(crate) const GROWTH_KIB_MAX: u64 = 100 << 10;
 
 /// The bodies that may be in progress in the test, KiB: as long as the longest. For a moment twice
@@ -641,21 +642,39 @@ const IN_PROGRESS_KIB: u64 = 24 << 10;
 /// The number of bombs that are sent at the same time.
 const BOMBS_AT_ONCE: usize = 16;
 
-pub(crate) const GIB: usize = 1 << 30;
+/// The size of a decompressed bomb.
+pub(crate) const BOMB_BYTES: usize = 128 << 20;
 
-/// Compresses `bytes` spaces to about a thousandth: 1 MiB is deflated once and repeated, because
-/// after a full flush no block refers to earlier ones. The stream has no end, because Envoy stops
-/// reading earlier.
+/// Compresses `bytes` of white space, a multiple of 1 MiB, to a little more than a hundredth, so
+/// that Envoy inflates all of it (`max_inflate_ratio`). 1 MiB is deflated once and repeated,
+/// because after a full flush no block refers to earlier ones. The stream has no end, because Envoy
+/// stops reading earlier.
 pub(crate) fn gzip(bytes: usize) -> Result<Vec<u8>> {
-    gzip_of(&[b' '; 1 << 20], bytes >> 20)
+    const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
+    /// So many bytes of each KiB are random. The others are spaces.
+    const RANDOM_BYTES: usize = 18;
+    let mut text = vec![b' '; 1 << 20];
+    let mut noise = 1_u32;
+    for piece in text.chunks_mut(1 << 10) {
+        for byte in &mut piece[..RANDOM_BYTES] {
+            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *byte = b" \t\n\r"[usize::from(noise.to_be_bytes()[0] >> 6)];
+        }
+    }
+    let mut once = Vec::with_capacity(64 << 10);
+    let mut deflate = Compress::new(Compression::best(), false);
+    deflate.compress_vec(&text, &mut once, FlushCompress::Full)?;
+    Ok([&HEADER[..], &once.repeat(bytes >> 20)].concat())
 }
 
-/// Compresses `times` repetitions of this text.
-fn gzip_of(text: &[u8], times: usize) -> Result<Vec<u8>> {
-    const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
-    let mut once = Vec::with_capacity(64 << 10);
-    Compress::new(Compression::best(), false).compress_vec(text, &mut once, FlushCompress::Full)?;
-    Ok([&HEADER[..], &once.repeat(times)].concat())
+/// A sentence that compresses to a 250th of its size if it is repeated.
+pub(crate) const SENTENCE: &str = " it was the age of wisdom, it was the age of foolishness, it was the epoch of belief, it was the season of darkness, it was the spring of hope, it was the winter of despair, we had everything before us, we had nothing before us. ";
+
+/// Returns a prompt of 1.8 MB that compresses to a 75th of its size: the sentence, with a different
+/// number before each repetition.
+pub(crate) fn regular_prompt() -> String {
+    let numbers = (0..8_000).map(|number: u32| number.to_string());
+    numbers.collect::<Vec<_>>().join(SENTENCE)
 }
 
 /// Sends bombs in the order that costs most, however busy the machine is. First each connection
@@ -663,7 +682,7 @@ fn gzip_of(text: &[u8], times: usize) -> Result<Vec<u8>> {
 /// is stopped, all connections send the rest. Returns the statuses.
 async fn at_once(stack: &mut Stack, bomb: &[u8]) -> Result<Vec<u16>> {
     const BEGUN: &str = "http.ingress.downstream_rq_total";
-    let (first, rest) = bomb.split_at(bomb.len() / (GIB >> 20) * 20);
+    let (first, rest) = bomb.split_at(bomb.len() / (BOMB_BYTES >> 20) * 20);
     // This part is longer than what Envoy reads from a connection in one read, and shorter than
     // what a socket holds.
     let (second, rest) = rest.split_at(rest.len().min(128 << 10));
@@ -716,7 +735,7 @@ mod slow {
 
     #[tokio::test]
     async fn a_bomb_is_refused_and_does_not_fill_the_memory() -> Result<()> {
-        let gzip = gzip(GIB)?;
+        let gzip = gzip(BOMB_BYTES)?;
         assert!(gzip.len() < 2 << 20, "{} bytes", gzip.len());
         let mut stack = Stack::builder()
             .servers(1)
@@ -771,15 +790,7 @@ mod slow {
         const REQUESTS: usize = 190;
         const MEMORY_KIB_MAX: u64 = (2 << 20) / 10 * 8;
         let mut stack = Stack::builder().servers(1).start().await?;
-        // This text compresses to a four-hundredth of its size, which is within the limit for the
-        // ratio.
-        let mut text = vec![b' '; 1 << 20];
-        let mut noise = 1_u32;
-        for byte in &mut text[..1_600] {
-            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            *byte = noise.to_be_bytes()[0];
-        }
-        let body = gzip_of(&text, 22)?;
+        let body = gzip(22 << 20)?;
         let chunk = [format!("{:x}\r\n", body.len()).as_bytes(), &body, b"\r\n"].concat();
         let chunked = "content-encoding: gzip\r\ntransfer-encoding: chunked";
         let mut hostile = Vec::new();

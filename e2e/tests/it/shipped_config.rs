@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use http::Request;
 use serde_json::{Value, json};
-use testbed::envoy::EnvoyProcess;
+use testbed::envoy::{EnvoyConfig, EnvoyProcess};
 use testbed::model_server::{FaultMode, ServerFault};
 use testbed::ports::ReservedPort;
 use testbed::stack::Stack;
@@ -15,7 +15,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 
+use crate::echo;
 use crate::engine::{self, RawEngine};
+use crate::limits;
 
 /// Returns the configuration that Envoy runs with, as one tree.
 async fn running(stack: &Stack) -> Result<Value> {
@@ -54,7 +56,8 @@ fn the_file_is_valid_as_it_stands() -> Result<()> {
 
 #[tokio::test]
 async fn limits_and_times_fit_long_generations() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    // The Envoy that tests share allows all admin pages.
+    let stack = Stack::builder().servers(1).envoy_in_turn().start().await?;
     let tree = running(&stack).await?;
     for (key, expected) in [
         ("stream_idle_timeout", json!("3600s")),
@@ -106,6 +109,42 @@ async fn limits_and_times_fit_long_generations() -> Result<()> {
         2,
         "memory and connections are monitored: {monitors:?}"
     );
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_web_page_can_change_envoy_or_read_its_configuration() -> Result<()> {
+    let admin_of =
+        |file| -> Result<Value> { Ok(EnvoyConfig::shipped(file)?.value()["admin"].take()) };
+    assert_eq!(admin_of("standalone.yaml")?, admin_of("ext_proc.yaml")?);
+    let mut stack = Stack::start(1).await?;
+    let admin = stack.envoy.admin();
+    for order in [
+        "/quitquitquit",
+        "/logging?http=debug",
+        "/drain_listeners?graceful",
+        "/healthcheck/fail",
+        "/runtime_modify?key=value",
+        "/stats/recentlookups/enable",
+    ] {
+        let reply = client::post(admin, order, "").await?;
+        assert_eq!(reply.status, 403, "{order}: {}", reply.text());
+    }
+    for (page, status) in [
+        ("/config_dump", 403),
+        ("/server_info", 403),
+        ("/", 403),
+        ("/ready", 200),
+        ("/memory", 200),
+        ("/clusters?format=json", 200),
+        ("/stats?usedonly&filter=ingress", 200),
+        ("/stats/prometheus", 200),
+    ] {
+        let reply = client::get(admin, page).await?;
+        assert_eq!(reply.status, status, "{page}: {}", reply.text());
+    }
+    stack.envoy.check_running()?;
+    assert_eq!(stack.get("/v1/models").await?.status, 200);
     Ok(())
 }
 
@@ -411,12 +450,11 @@ fn overwrite_destination(config: &mut Value) {
 async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
     use std::io::Write as _;
     let stack = Stack::start_shared(1).await?;
-    // The text is so regular that it compresses 670:1. Envoy's default limit is 100:1.
-    let text = json!({"model": "demo", "messages": [{"role": "user", "content": "words ".repeat(333_333)}]}).to_string();
+    let text = echo::chat(&limits::regular_prompt()).to_string();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     encoder.write_all(text.as_bytes())?;
     let gzip = encoder.finish()?;
-    assert!(gzip.len() * 500 < text.len(), "{} bytes", gzip.len());
+    assert!(gzip.len() * 50 < text.len(), "{} bytes", gzip.len());
     let request = Request::post("/v1/chat/completions")
         .header("content-encoding", "gzip")
         .header("x-echo", "1");
@@ -442,9 +480,7 @@ async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
 
     // Envoy cuts off a body that inflates more. The part before the cut is invalid JSON, which
     // reaches no engine.
-    let text =
-        json!({"model": "demo", "messages": [{"role": "user", "content": "a".repeat(2_000_000)}]})
-            .to_string();
+    let text = echo::chat(&limits::SENTENCE.repeat(8_000)).to_string();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     encoder.write_all(text.as_bytes())?;
     let request = Request::post("/v1/chat/completions")

@@ -90,7 +90,8 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Handles the end of the stream. Releases the resources of the pick, unless the end of the
     /// reply has done that.
     pub fn end(&mut self, host: &mut H) {
-        if self.is_routed() {
+        // For a place that is free, the flow has paid.
+        if self.is_routed() && !self.reply_flow.is_unread && !host.endpoint_broke_off() {
             let late_ms = self.late_ms(host.now());
             self.exchange.break_off(late_ms);
         }

@@ -423,7 +423,7 @@ impl RoutedRequest {
         if position > 0 {
             pool.move_pick(&mut self.pick.hold, server, &self.prompt.hashes);
         }
-        let is_good = (200..300).contains(&head.status);
+        let is_good = self.api.is_inference() && (200..300).contains(&head.status);
         let client = is_good.then_some(self.kind.client);
         pool.record_answer(server, client, self.pick.at, now);
         for SessionTokenHeader { header, values } in &mut self.pick.tokens {

@@ -125,9 +125,11 @@ impl Exchange {
         }
     }
 
-    /// Stops counting the request at its endpoint. Returns false if that was done before.
+    /// Stops counting the request at its endpoint. Its flow pays for the place. Returns false if
+    /// that was done before.
     #[cold]
     pub(crate) fn free_place(&mut self, pool: &mut ManagedPool) -> bool {
+        self.break_off(RELEASE_MS);
         match &mut self.phase {
             ExchangePhase::Routed(routed) => pool.suspend(&mut routed.pick.hold),
             _ => false,
@@ -145,8 +147,8 @@ impl Exchange {
         }
     }
 
-    /// Records that the client breaks off a request that has made no progress for `ms`. Its flow
-    /// pays for the time, but not for longer than the request keeps its place.
+    /// Records that the client breaks off, or does not read, a request that has made no progress
+    /// for `ms`. Its flow pays for the time, but not for longer than the request keeps its place.
     #[cold]
     pub(crate) fn break_off(&mut self, ms: u64) {
         if let ExchangePhase::Routed(routed) = &mut self.phase {

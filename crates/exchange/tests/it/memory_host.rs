@@ -32,6 +32,8 @@ pub(crate) struct MemoryHost {
     pub(crate) held: Option<u64>,
     /// The reasons for the decision, which the client got in a header.
     pub(crate) reasons: Option<String>,
+    /// Whether the endpoint breaks off its reply.
+    pub(crate) broke_off: bool,
     /// The number of times that the host used the pool for a piece of a reply.
     reports: Cell<usize>,
 }
@@ -52,6 +54,7 @@ impl MemoryHost {
             log: Vec::new(),
             held: None,
             reasons: None,
+            broke_off: false,
             reports: Cell::new(0),
         }
     }
@@ -244,7 +247,7 @@ impl RequestHost for MemoryHost {
     fn append_response(&mut self, _bytes: &[u8]) {}
 
     fn endpoint_broke_off(&mut self) -> bool {
-        false
+        self.broke_off
     }
 
     fn ended(&mut self, outcome: &ExchangeOutcome) {

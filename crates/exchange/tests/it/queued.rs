@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use exchange::driver::{FilterStatus, RequestDriver};
-use exchange::{HeaderTrust, ManagedPool, Timestamp};
+use exchange::{HeaderTrust, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use scheduler::objects::{ObjectiveSpec, Objects, ObjectsSpec};
 use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, PluginSpec};
@@ -164,8 +164,10 @@ fn a_client_without_a_fairness_id_does_not_wait_behind_all_of_another() {
     assert_eq!(routed.rposition(|is_routed| is_routed), Some(5));
 }
 
-#[test]
-fn a_client_that_breaks_off_silent_requests_pays_for_the_time_of_their_places() {
+/// Two clients send six requests each to an endpoint with one place. The first client's requests
+/// leave the place as `leave` does; those of the second client end at once. Returns the order in
+/// which the first eight get the place.
+fn order_beside(leave: impl Fn(&mut QueuedClient)) -> Vec<usize> {
     const OF_EACH: usize = 6;
     let pool = pool(&[]);
     let from = |address: &'static [u8]| {
@@ -175,23 +177,61 @@ fn a_client_that_breaks_off_silent_requests_pays_for_the_time_of_their_places() 
     };
     let mut clients: Vec<QueuedClient> = (0..OF_EACH).map(|_| from(b"10.9.9.1")).collect();
     clients.extend((0..OF_EACH).map(|_| from(b"10.9.9.2")));
-    let mut now = Timestamp(0);
-    let mut order = Vec::new();
+    let mut order: Vec<usize> = Vec::new();
     for _ in 0..OF_EACH + 2 {
-        let is_sent = |client: &QueuedClient| client.driver.is_routed();
-        let at = clients.iter().position(is_sent).expect("one is sent");
+        let is_next = |at: &usize| clients[*at].driver.is_routed() && !order.contains(at);
+        let at = (0..clients.len()).find(is_next).expect("one is sent");
         order.push(at);
-        let QueuedClient { host, driver, .. } = &mut clients[at];
-        now = now.plus_ms(if at < OF_EACH { 4_900 } else { 100 });
-        host.now = now;
+        let client = &mut clients[at];
         if at < OF_EACH {
-            driver.end(host);
+            leave(client);
         } else {
-            host.answer(driver, "10.0.0.0:8000");
+            client.driver.end(&mut client.host);
         }
+        let now = client.host.now;
         release(&pool, &mut clients, now);
     }
+    order
+}
+
+/// Keeps the place for 4.9 s, and ends the request.
+fn end_late(QueuedClient { host, driver, .. }: &mut QueuedClient) {
+    host.now = host.now.plus_ms(4_900);
+    driver.end(host);
+}
+
+#[test]
+fn a_client_that_breaks_off_silent_requests_pays_for_the_time_of_their_places() {
+    assert_eq!(order_beside(end_late), [0, 6, 7, 8, 9, 10, 11, 1]);
+}
+
+#[test]
+fn a_client_that_does_not_read_pays_when_its_place_is_free() {
+    let order = order_beside(|QueuedClient { host, driver, .. }| {
+        let head = ResponseHead {
+            origin: ResponseOrigin::Upstream,
+            status: 200,
+            upstream_address: Some(b"10.0.0.0:8000"),
+            attempts: 1,
+            content_type: Some(b"application/json"),
+            content_length: Some(12 << 20),
+            ..ResponseHead::default()
+        };
+        assert_eq!(driver.response_headers(host, &head), FilterStatus::Go);
+        host.now = host.now.plus_ms(5_000);
+        let now = host.now;
+        driver.check_reply(host, now);
+    });
     assert_eq!(order, [0, 6, 7, 8, 9, 10, 11, 1]);
+}
+
+#[test]
+fn a_client_does_not_pay_for_a_reply_that_its_engine_breaks_off() {
+    let order = order_beside(|client| {
+        client.host.broke_off = true;
+        end_late(client);
+    });
+    assert!(order[..4].contains(&1), "they take turns: {order:?}");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! The workers of a process share the streak of failures at an endpoint: four workers eject a
 //! broken endpoint after as many failures as one worker.
 
-use exchange::{Exchange, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
+};
 use pool_state::peers::EncodedPlacements;
 use pool_state::{Placement, PlacementKind};
 
@@ -59,6 +61,12 @@ fn answer(workers: &mut [ManagedPool], worker: usize, prompt: &str, status: u16,
 
 fn is_mark(block: u64) -> bool {
     block.to_be_bytes().starts_with(b"Fail")
+}
+
+/// Whether this says that an endpoint answers a client while it fails for others.
+fn is_answer(placement: &&Placement) -> bool {
+    placement.kind == PlacementKind::Unconfirmed
+        && placement.blocks.iter().any(|block| is_mark(*block))
 }
 
 fn is_ejected_by_any(workers: &[ManagedPool]) -> bool {
@@ -151,17 +159,48 @@ fn the_first_good_answer_to_a_client_in_a_streak_is_published() {
         };
         exchange.response_headers(&mut pool, &head, now);
         exchange.end(&mut pool, now);
-        let published = pool.take_placements();
-        let is_answer = |placement: &&Placement| {
-            placement.kind == PlacementKind::Unconfirmed
-                && placement.blocks.iter().any(|block| is_mark(*block))
-        };
-        published.iter().filter(is_answer).count()
+        pool.take_placements().iter().filter(is_answer).count()
     };
     assert_eq!(
         ["fine", "bad", "good", "better"].map(&mut answers),
         [0, 0, 1, 0]
     );
+}
+
+#[test]
+fn a_good_answer_to_another_request_than_inference_does_not_speak_for_a_failing_endpoint() {
+    let mut pool = workers(1).remove(0);
+    let exchange = send_to(&mut pool, "bad", BROKEN, ms(10));
+    with_status(&mut pool, exchange, ADDRESS[0], 500, ms(10));
+    pool.take_placements();
+    let settings = ExchangeSettings::default();
+    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"GET"), (b":path", b"/v1/models")];
+    let is_answered = (0..1_000).any(|_| {
+        let mut exchange = Exchange::new(ms(20));
+        exchange.request_headers(&settings, pairs, true);
+        exchange.capture_headers(&pool, pairs);
+        let step = exchange.decide(&settings, &mut pool, None, b"", ms(20));
+        let ExchangeStep::Forward(forward) = step else {
+            panic!("not routed: {step:?}")
+        };
+        let mut headers = forward.set.iter();
+        let to = headers.find(|(name, _)| name == "x-gateway-destination-endpoint");
+        let is_there = to.is_some_and(|(_, to)| to.starts_with(ADDRESS[0]));
+        if is_there {
+            let head = ResponseHead {
+                origin: ResponseOrigin::Upstream,
+                status: 200,
+                upstream_address: Some(ADDRESS[0].as_bytes()),
+                attempts: 1,
+                ..ResponseHead::default()
+            };
+            exchange.response_headers(&mut pool, &head, ms(20));
+        }
+        exchange.end(&mut pool, ms(20));
+        is_there
+    });
+    assert!(is_answered);
+    assert_eq!(pool.take_placements().iter().filter(is_answer).count(), 0);
 }
 
 #[test]

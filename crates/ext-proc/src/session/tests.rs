@@ -495,12 +495,15 @@ async fn a_hidden_body_of_unknown_length_counts_more_the_longer_it_is_held() {
     let server = server(&[SERVER]);
     let held: Vec<_> = (0..20).map(|_| begin(&server, BUFFERED, &[])).collect();
     assert!(held.iter().all(|(_, status)| status.is_none()));
-    pass(10_000).await;
-    server.expire();
-    let statuses = held.iter().map(|(session, _)| status_of(&play(session).0));
-    let refused = statuses.flatten().count();
-    let fitting = HIDDEN_BYTES_MAX / cost_bytes(12_500_000, false);
-    assert_eq!(refused, 20 - fitting);
+    let mut refused = 0;
+    for (ms, bytes) in [(400, 10_000_000), (600, 25_000_000), (9_000, BODY_MAX)] {
+        pass(ms).await;
+        server.expire();
+        let statuses = held.iter().map(|(session, _)| status_of(&play(session).0));
+        refused += statuses.flatten().count();
+        let fitting = HIDDEN_BYTES_MAX / cost_bytes(bytes, false);
+        assert_eq!(refused, 20 - fitting, "{bytes} bytes each");
+    }
     let (_other, status) = begin(&server, BUFFERED, &[("x-forwarded-for", "10.2.2.2")]);
     assert_eq!(status, None);
 }

@@ -4,7 +4,12 @@
 use scheduler::Timestamp;
 
 use super::answer_window::WINDOW_MS;
+use super::health::STREAK;
 use super::witnesses::{LastWitnesses, SeenClients, WitnessMark};
+
+/// A good answer to a client is recorded again after this time, in ms. So while good answers come,
+/// the last recorded one is never older than [`WINDOW_MS`], in any worker.
+const ANSWERED_AGAIN_MS: u64 = WINDOW_MS / 2;
 
 /// The counted failures of one endpoint, seen by any worker of the process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,18 +49,24 @@ impl FailureStreak {
     }
 
     /// Records that a good reply to this client began. Returns whether the other workers must know
-    /// this, because it is the first one in a streak.
+    /// this, because there is a streak and they have not heard it lately.
     pub(super) fn note_answer(&mut self, client: WitnessMark, now: Timestamp) -> bool {
-        let is_known = self.answered.since(self.began).any(|known| known == client);
-        let is_first = self.length > 0.0 && !is_known;
+        let is_known = self
+            .answered
+            .since(self.began, ANSWERED_AGAIN_MS, now)
+            .any(|known| known == client);
+        if is_known {
+            return false;
+        }
         self.answered.note(client, now);
-        is_first
+        self.length > 0.0
     }
 
-    /// Records the failure of a witness. Returns whether it counts. If the endpoint answers a
-    /// client without a failure in this streak, few failures of one client count in the whole
+    /// Records the failure of a witness. Returns whether it counts. If the endpoint lately answered
+    /// a client without a failure in this streak, few failures of one client count in the whole
     /// streak. Otherwise this client may be the only one that uses a broken endpoint, so as few
-    /// count in [`WINDOW_MS`].
+    /// count in [`WINDOW_MS`], and all once there are enough to eject: then they are failed probes,
+    /// which keep the endpoint ejected.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn counts(
         &mut self,
@@ -66,10 +77,16 @@ impl FailureStreak {
     ) -> bool {
         let began = self.began;
         let fails = |client| self.witnesses.has_client(client, began);
-        let answers_others = self.length > 0.0 && !self.answered.since(began).all(fails);
-        let since = if answers_others { began } else { now };
-        self.witnesses
-            .record(mark, is_paired, of_one_client_max, since, now)
+        let answers_others =
+            self.length > 0.0 && !self.answered.since(began, WINDOW_MS, now).all(fails);
+        let (since, max) = if answers_others {
+            (began, of_one_client_max)
+        } else if self.length >= STREAK {
+            (now, usize::MAX)
+        } else {
+            (now, of_one_client_max)
+        };
+        self.witnesses.record(mark, is_paired, max, since, now)
     }
 
     /// Records a failure that counts. `client` is the default if the request is not the reason.

@@ -155,7 +155,8 @@ impl ManagedPool {
             .remove(&ticket, FlowOutcome::EvictedContextCancelled, now);
     }
 
-    /// Corrects the charge of a request that has ended.
+    /// Corrects the charge of a request that has ended or is suspended.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn settle_charge(&mut self, charge: FlowCharge, context_tokens: u64) {
         let control = flow_control(&self.endpoints);
         if let Some(control) = control {

@@ -38,7 +38,7 @@ use super::witnesses::{RequestFailure, SeenClients, Witness, WitnessMark};
 
 /// This many failures in a row eject, like Envoy's `consecutive_5xx`. An endpoint must also have
 /// this many failures more than twice the number that the other endpoints' failure rate predicts.
-const STREAK: f32 = 5.0;
+pub(super) const STREAK: f32 = 5.0;
 
 /// An answer within this many ms shows that the endpoint is alive.
 pub(super) const FRESH_MS: u64 = 1_000;
@@ -91,7 +91,7 @@ struct EndpointHealth {
 
 impl EndpointHealthTable {
     /// Records an answer, good or bad, which shows that the endpoint accepts connections. `client`
-    /// is the client of a good answer. Returns whether the other workers must know this.
+    /// is that of a good answer to inference. Returns whether the other workers must know this.
     pub(super) fn record_answer(
         &mut self,
         endpoint: EndpointRef,
@@ -108,7 +108,7 @@ impl EndpointHealthTable {
     }
 
     /// Records that a good reply to this client began here, or in another worker of this process.
-    /// Returns whether it is the first one in a streak of failures.
+    /// Returns whether the other workers must know this.
     pub(super) fn note_answer(
         &mut self,
         endpoint: EndpointRef,
@@ -243,8 +243,8 @@ impl EndpointHealthTable {
     ) -> FailureWeight {
         let weight = self.record_failure(endpoint, failure, now);
         let ejects = match failure {
-            // Otherwise one prompt that fails everywhere, or one client, would keep the endpoint
-            // ejected.
+            // Otherwise one prompt that fails everywhere would keep the endpoint ejected, or one
+            // client would although the endpoint answers others.
             _ if weight == FailureWeight::Nothing => false,
             RequestFailure::Answer(..) => {
                 self.others_answers(endpoint, now).failure_rate() * TIMES_OTHERS <= 1.0
@@ -316,18 +316,14 @@ impl EndpointHealthTable {
         if !self.has_failed_lately(now) {
             return;
         }
-        let all: Vec<AnswerCounts> = endpoints
-            .iter()
-            .map(|endpoint| self.answers(*endpoint, now))
-            .collect();
-        let sum = all
-            .iter()
-            .fold(AnswerCounts::default(), |sum, one| AnswerCounts {
-                good: sum.good + one.good,
-                bad: sum.bad + one.bad,
-                outsiders: 0.0,
-            });
-        let excess = |one: &AnswerCounts| {
+        let answers = move |endpoint: &EndpointRef| self.answers(*endpoint, now);
+        let all = || endpoints.iter().map(answers);
+        let sum = all().fold(AnswerCounts::default(), |sum, one| AnswerCounts {
+            good: sum.good + one.good,
+            bad: sum.bad + one.bad,
+            outsiders: 0.0,
+        });
+        let excess = |one: AnswerCounts| {
             let rest = AnswerCounts {
                 good: sum.good - one.good,
                 bad: sum.bad - one.bad,
@@ -336,7 +332,7 @@ impl EndpointHealthTable {
             (one.excess_over(rest) - one.outsiders.min(1.0)).max(0.0)
                 / (one.count() + PRIOR_ANSWERS)
         };
-        out.extend(all.iter().map(excess));
+        out.extend(all().map(excess));
     }
 
     /// Without a failure in the window, rates and losses need not be looked at.
@@ -436,6 +432,7 @@ impl EndpointHealthTable {
         rows.filter(move |row| row.endpoint.is_some_and(|other| other != endpoint))
     }
 
+    #[inline(never)] // several callers, and the wasm module should be small
     fn answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
         self.known(endpoint)
             .map_or(AnswerCounts::default(), |row| row.window.answers(now))
@@ -945,6 +942,52 @@ mod tests {
             );
         }
         assert!(fails(false, 1).is_some(), "the only client");
+    }
+
+    #[test]
+    fn one_good_answer_does_not_keep_a_broken_endpoint_in_service() {
+        for clients in [2, 3, 30] {
+            let mut health = fine_for(clients);
+            let is_ejected = (0..50).any(|n| {
+                let now = at(20_000 + n * 500);
+                if n == 1 {
+                    let client = Some(WitnessMark::of_client(2));
+                    health.record_answer(id(0), client, now);
+                }
+                health.record_success(id(1), 7, now);
+                let failure = RequestFailure::Answer(Witness::Prompt(n), 1);
+                ejects(&mut health, id(0), failure, now)
+            });
+            assert!(is_ejected, "{clients} clients");
+        }
+    }
+
+    #[test]
+    fn a_broken_endpoint_stays_ejected_until_it_answers_another_client() {
+        for clients in [2, 3, 30] {
+            let mut health = fine_for(clients);
+            let mut failures = (0..200).map(|n| {
+                let failure = RequestFailure::Answer(Witness::Prompt(n), 1);
+                (failure, at(20_000 + n * 500))
+            });
+            assert!(failures.by_ref().any(|(failure, now)| {
+                health.record_success(id(1), 7, now);
+                ejects(&mut health, id(0), failure, now)
+            }));
+            for (failure, now) in failures.by_ref().take(20) {
+                health.record_success(id(1), 7, now);
+                let is_ejected = probe_ejects(&mut health, id(0), failure, now);
+                assert!(is_ejected, "{clients} clients");
+            }
+            let (_, now) = failures.next().unwrap();
+            let other = Some(WitnessMark::of_client(2));
+            health.record_answer(id(0), other, now);
+            for (failure, now) in failures.take(19) {
+                health.record_success(id(1), 7, now);
+                let is_ejected = probe_ejects(&mut health, id(0), failure, now);
+                assert!(!is_ejected, "{clients} clients");
+            }
+        }
     }
 
     #[test]

@@ -102,7 +102,8 @@ impl LedgerHold {
         self.charge.is_some_and(|charge| charge.is_owed())
     }
 
-    /// Charges the request's flow for the time without progress before its client broke it off.
+    /// Charges the request's flow for the time for which it kept its place without progress, when
+    /// it ends or is suspended.
     pub fn charge_silence(&mut self, ms: u64) {
         self.charge
             .iter_mut()

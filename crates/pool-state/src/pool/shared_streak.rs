@@ -1,13 +1,13 @@
 //! The streak of failures at an endpoint, shared by the workers of a process. If each worker had
 //! its own streak, a broken endpoint would fail a whole streak of requests for each worker.
 //!
-//! The other workers receive a failure, the first good answer to a client in a streak, and a
-//! success that ends a streak, as placements of one block, with a kind for each of the three. The
-//! block is no hash of a prompt but a *mark*: its upper 32 bits are a constant, as for adapters
-//! ([`super::adapters`]). For a failure, the lower 32 bits identify the request and its client, so
-//! one request that fails through several workers counts once. For an answer or a success, they
-//! identify the client, so a worker that sees only one client learns that there are others. A mark
-//! never leaves the process, because other proxies may be hostile.
+//! The other workers receive a failure, a good answer to a client in a streak (again every few
+//! seconds), and a success that ends a streak, as placements of one block, with a kind for each of
+//! the three. The block is no hash of a prompt but a *mark*: its upper 32 bits are a constant, as
+//! for adapters ([`super::adapters`]). For a failure, the lower 32 bits identify the request and
+//! its client, so one request that fails through several workers counts once. For an answer or a
+//! success, they identify the client, so a worker that sees only one client learns that there are
+//! others. A mark never leaves the process, because other proxies may be hostile.
 
 use proto::placements::PlacementKind;
 use scheduler::{EndpointRef, Timestamp};

@@ -60,8 +60,9 @@ impl ManagedPool {
     }
 
     /// Frees the room of a request whose reply waits for its client. The request stays counted
-    /// until its end as [`scheduler::in_flight::InFlight::suspended`]. Returns false if the room
-    /// was already free.
+    /// until its end as [`scheduler::in_flight::InFlight::suspended`]. Its flow pays at once for
+    /// the time that [`LedgerHold::charge_silence`] set. Returns false if the room was already
+    /// free.
     #[cold]
     pub fn suspend(&mut self, held: &mut LedgerHold) -> bool {
         let mut is_new = false;
@@ -70,6 +71,11 @@ impl ManagedPool {
                 self.place_changed(ticket.endpoint());
                 is_new = true;
             }
+        }
+        let charge = held.charge.filter(|_| is_new);
+        held.charge_silence(0);
+        if let Some(charge) = charge {
+            self.settle_charge(charge, 0);
         }
         is_new
     }

@@ -101,7 +101,8 @@ impl ManagedPool {
     }
 
     /// Records that an endpoint answered a request that was sent to it at `sent`. `client` is the
-    /// client of a good answer. The verdict follows later.
+    /// client of a good answer to inference: other answers, as to `GET /v1/models`, also come from
+    /// broken engines. The verdict follows later.
     pub fn record_answer(
         &mut self,
         endpoint: EndpointRef,

@@ -159,9 +159,16 @@ impl SeenClients {
         }
     }
 
-    /// The clients seen at this time or later.
-    pub(super) fn since(&self, since: Timestamp) -> impl Iterator<Item = WitnessMark> + '_ {
-        let seen = self.0.iter().filter(move |(_, at)| *at >= since);
+    /// The clients seen at `since` or later, within the last `ms`.
+    pub(super) fn since(
+        &self,
+        since: Timestamp,
+        ms: u64,
+        now: Timestamp,
+    ) -> impl Iterator<Item = WitnessMark> + '_ {
+        let is_recent =
+            move |(_, at): &&(WitnessMark, Timestamp)| *at >= since && now.ms_since(*at) < ms;
+        let seen = self.0.iter().filter(is_recent);
         seen.map(|(client, _)| *client)
     }
 
