@@ -180,7 +180,7 @@ fn order_beside(leave: impl Fn(&mut QueuedClient)) -> Vec<usize> {
     let mut order: Vec<usize> = Vec::new();
     for _ in 0..OF_EACH + 2 {
         let is_next = |at: &usize| clients[*at].driver.is_routed() && !order.contains(at);
-        let at = (0..clients.len()).find(is_next).expect("one is sent");
+        let at = (0..clients.len()).find(is_next).unwrap();
         order.push(at);
         let client = &mut clients[at];
         if at < OF_EACH {
