@@ -34,7 +34,7 @@ use scheduler::latency::{
 };
 use scheduler::{EndpointRef, Generation};
 
-use crate::origins::{OriginTrust, OriginVotes, VotedTime};
+use crate::origins::{ObservationTrust, OriginTrust, OriginVotes, VotedTime};
 use crate::step::{Comparison, StepLearner};
 use target::TargetModel;
 use window::{LatencyTarget, RequestSample, SampleWindow};
@@ -48,7 +48,8 @@ pub enum ObservationVerdict {
     Censored,
     /// The learner ignores the observation, because its numbers are impossible.
     Refused,
-    /// The learner ignores the observation, because other origins contradict it.
+    /// The learner ignores the observation, or only its TTFT and TPOT, because other origins
+    /// contradict it.
     Outvoted,
 }
 
@@ -210,11 +211,16 @@ impl LatencyLearner {
         delay: f32,
     ) -> ObservationVerdict {
         let mut verdict = self.judge(observation);
-        let mut trust = OriginTrust::Confirmed;
         if verdict == ObservationVerdict::Learned {
-            trust = self.trust(origin, observation);
-            if trust == OriginTrust::Outvoted {
+            let trust = self.trust(origin, observation);
+            if trust.steps.min(trust.times) == OriginTrust::Outvoted {
                 verdict = ObservationVerdict::Outvoted;
+            }
+            if trust.steps != OriginTrust::Outvoted {
+                if trust.times >= OriginTrust::Unjudged {
+                    self.delay += (delay - self.delay) / DELAY_OUTCOMES;
+                }
+                self.learn(origin, observation, predicted, trust);
             }
         }
         match verdict {
@@ -223,43 +229,41 @@ impl LatencyLearner {
             ObservationVerdict::Refused => self.standing.refused += 1,
             ObservationVerdict::Outvoted => self.standing.outvoted += 1,
         }
-        if verdict == ObservationVerdict::Learned {
-            self.delay += (delay - self.delay) / DELAY_OUTCOMES;
-            self.learn(observation, predicted, trust);
-        }
         verdict
     }
 
     /// Returns how far an observation from `origin` is trusted. If the other origins outvote
     /// `origin`, the learner may forget everything: see [`OriginVotes::forgets_outvoted`].
-    fn trust(&mut self, origin: u64, observation: &Observation) -> OriginTrust {
-        let Observation {
-            endpoint,
-            first_token,
-            gap,
-            ..
-        } = *observation;
+    fn trust(&mut self, origin: u64, observation: &Observation) -> ObservationTrust {
+        let endpoint = observation.endpoint;
         let now_ms = self.steps.now_ms();
         self.origins.note(origin, now_ms);
-        let mut trust = OriginTrust::Confirmed;
-        if let Some(sample) = first_token {
+        let unvoted = self.origins.unvoted(origin, now_ms);
+        let first_token = observation.first_token.map(|sample| {
             let log = self.steps.prefill_log(&sample);
-            let log = log.filter(|_| !observation.queued());
-            trust = self
-                .origins
-                .vote(origin, endpoint, VotedTime::Prefill, log, now_ms);
-        }
-        if let Some(sample) = gap {
-            let log = self.steps.decode_log(&sample);
-            let of_gap = self
-                .origins
-                .vote(origin, endpoint, VotedTime::Decode, log, now_ms);
-            trust = trust.min(of_gap);
-        }
-        if trust == OriginTrust::Outvoted && self.origins.forgets_outvoted(origin, now_ms) {
+            (VotedTime::Prefill, log.filter(|_| !observation.queued()))
+        });
+        let gap = observation.gap;
+        let gap = gap.map(|sample| (VotedTime::Decode, self.steps.decode_log(&sample)));
+        let x = features(&observation.conditions, &self.step);
+        let ttft = observation.ttft_ms;
+        let ttft = ttft.map(|ms| (VotedTime::Ttft, self.ttft.vote_log(ms, &x)));
+        let tpot = observation.tpot_ms;
+        let tpot = tpot.map(|ms| (VotedTime::Tpot, self.tpot.vote_log(ms, &x)));
+        let mut of = |samples: [Option<(VotedTime, Option<f64>)>; 2]| {
+            let trusts = samples
+                .into_iter()
+                .flatten()
+                .map(|(time, log)| self.origins.vote(origin, endpoint, time, log, now_ms));
+            trusts.min().unwrap_or(unvoted)
+        };
+        let steps = of([first_token, gap]);
+        let times = of([ttft, tpot]);
+        let is_outvoted = steps.min(times) == OriginTrust::Outvoted;
+        if is_outvoted && self.origins.forgets_outvoted(origin, now_ms) {
             self.start_again();
         }
-        trust
+        ObservationTrust { steps, times }
     }
 
     /// Returns a learner that begins with these models. If the returned learner must forget
@@ -306,9 +310,10 @@ impl LatencyLearner {
 
     fn learn(
         &mut self,
+        origin: u64,
         observation: &Observation,
         predicted: Option<&Prediction>,
-        trust: OriginTrust,
+        trust: ObservationTrust,
     ) {
         let Observation {
             endpoint,
@@ -320,10 +325,12 @@ impl LatencyLearner {
             gap,
             ..
         } = *observation;
-        let comparison = |is_similar: bool| match trust {
+        let comparison = |is_similar: bool| match trust.steps {
             OriginTrust::Confirmed if is_similar => Comparison::Similar,
             OriginTrust::Confirmed => Comparison::Incomparable,
-            OriginTrust::Unconfirmed | OriginTrust::Outvoted => Comparison::Doubtful,
+            OriginTrust::Unjudged | OriginTrust::Unconfirmed | OriginTrust::Outvoted => {
+                Comparison::Doubtful
+            }
         };
         if let Some(sample) = first_token {
             let comparison = comparison(!observation.queued());
@@ -334,8 +341,8 @@ impl LatencyLearner {
         }
         output_tokens
             .into_iter()
-            .for_each(|tokens| self.steps.ended(endpoint, tokens));
-        if ttft_ms.is_none() && tpot_ms.is_none() {
+            .for_each(|tokens| self.steps.ended_of(origin, endpoint, tokens));
+        if (ttft_ms.is_none() && tpot_ms.is_none()) || trust.times < OriginTrust::Unjudged {
             return;
         }
         let x = features(&conditions, &self.step);

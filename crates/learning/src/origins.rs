@@ -4,11 +4,12 @@
 //! The samples from each origin form its vote on how long each endpoint takes. The learner does not
 //! learn from an origin whose vote is far from the median of all votes. Two origins alone cannot
 //! outvote each other. From a sample that no other origin confirms, the model learns the cost of a
-//! step, which is common to all endpoints, but not the speed of the endpoint. The learner forgets
-//! everything in one case: an origin whose samples were learned unconfirmed becomes silent or is
-//! outvoted, and the other samples do not fit the model. If there are no other samples to compare,
-//! the learner forgets only if that origin taught most of the model. A single origin is trusted
-//! completely.
+//! step, which is common to all endpoints, but not the speed of the endpoint. TTFT and TPOT have
+//! votes of their own: the model learns them only if other origins confirm them, or if fewer than
+//! two votes exist. The learner forgets everything in one case: an origin whose samples were
+//! learned unconfirmed becomes silent or is outvoted, and the other samples do not fit the model.
+//! If there are no other samples to compare, the learner forgets only if that origin taught most of
+//! the model. A single origin is trusted completely.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use scheduler::EndpointRef;
 /// The maximum number of origins that are remembered and that vote on an endpoint. A few proxies
 /// agree on a time as well as many do.
 const ORIGINS_MAX: usize = 64;
-const VOTERS_MAX: usize = 16;
+pub(crate) const VOTERS_MAX: usize = 16;
 
 /// The time after an observation for which its origin counts as observing, and the origin's vote is
 /// used, in ms.
@@ -25,7 +26,7 @@ const ACTIVE_MS: u64 = 30_000;
 
 /// The time after which an origin counts as silent, in ms: longer than a usual pause, and short
 /// enough that what the silent origin alone taught is forgotten within 30 s.
-const SILENT_MS: u64 = 20_000;
+pub(crate) const SILENT_MS: u64 = 20_000;
 
 /// The minimum time between two moments at which the learner forgets everything, in ms. Without
 /// this limit, an origin with false reports could prevent the learner from learning from others.
@@ -63,15 +64,28 @@ const UNCONFIRMED_MIN: u64 = 8;
 pub(crate) enum VotedTime {
     Prefill,
     Decode,
+    Ttft,
+    Tpot,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum OriginTrust {
     /// Other origins contradict the observation.
     Outvoted,
-    /// No other origin has observed this time of the endpoint, or another origin disagrees.
+    /// Other origins do not confirm the observation.
     Unconfirmed,
+    /// Fewer than two origins have observed this time of the endpoint often enough to compare.
+    Unjudged,
     Confirmed,
+}
+
+/// How far the parts of an observation are trusted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ObservationTrust {
+    /// The trust in the first token and the gap, from which the step model learns.
+    pub(crate) steps: OriginTrust,
+    /// The trust in the TTFT and the TPOT.
+    pub(crate) times: OriginTrust,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -119,6 +133,15 @@ impl OriginVotes {
         }
     }
 
+    /// Returns how far `origin` is trusted in what no vote is about.
+    pub(crate) fn unvoted(&self, origin: u64, now_ms: u64) -> OriginTrust {
+        if self.has_others(origin, now_ms) {
+            OriginTrust::Unconfirmed
+        } else {
+            OriginTrust::Confirmed
+        }
+    }
+
     /// Takes a sample from `origin`: the logarithm of the endpoint's time divided by the expected
     /// time, or `None` if the sample cannot be compared. Returns how far the origin is trusted.
     pub(crate) fn vote(
@@ -151,7 +174,7 @@ impl OriginVotes {
             row.taught += u64::from(trust != OriginTrust::Outvoted);
             match trust {
                 OriginTrust::Confirmed => row.unconfirmed = row.unconfirmed.saturating_sub(1),
-                OriginTrust::Unconfirmed => row.unconfirmed += 1,
+                OriginTrust::Unconfirmed | OriginTrust::Unjudged => row.unconfirmed += 1,
                 OriginTrust::Outvoted => {}
             }
         }
@@ -166,7 +189,10 @@ impl OriginVotes {
         let counts = |vote: &&Vote| vote.samples >= VOTE_FROM;
         let own = votes.iter().find(|vote| vote.origin == origin);
         let mut means: Vec<f64> = votes.iter().filter(counts).map(|vote| vote.mean).collect();
-        let Some(own) = own.filter(counts).filter(|_| means.len() > 1) else {
+        if means.len() < 2 {
+            return OriginTrust::Unjudged;
+        }
+        let Some(own) = own.filter(counts) else {
             return OriginTrust::Unconfirmed;
         };
         means.sort_by(f64::total_cmp);
@@ -226,20 +252,24 @@ impl OriginVotes {
                 .unwrap_or(is_little)
     }
 
-    /// Returns whether the median of the votes that `which` selects, over all endpoints, fits the
-    /// learned model. Returns `None` without votes.
+    /// Returns whether the medians of the votes that `which` selects, over all endpoints, fit the
+    /// learned models. Each time has a median of its own. Returns `None` without votes.
     fn fits(&self, which: impl Fn(&Vote) -> bool, now_ms: u64) -> Option<bool> {
         let is_recent = |vote: &&Vote| {
             vote.samples >= VOTE_FROM && now_ms.saturating_sub(vote.at_ms) < SILENT_MS
         };
-        let votes = self.votes.values().flatten().filter(is_recent);
-        let mut means: Vec<f64> = votes
-            .filter(|vote| which(vote))
-            .map(|vote| vote.mean)
-            .collect();
-        means.sort_by(f64::total_cmp);
-        let median = means.get(means.len() / 2)?;
-        Some(median.abs() <= APART_MAX)
+        let mut times: BTreeMap<VotedTime, Vec<f64>> = BTreeMap::new();
+        for ((_, time), votes) in &self.votes {
+            let votes = votes.iter().filter(is_recent).filter(|vote| which(vote));
+            let means = times.entry(*time).or_default();
+            means.extend(votes.map(|vote| vote.mean));
+        }
+        let fits = times.into_values().filter_map(|mut means| {
+            means.sort_by(f64::total_cmp);
+            let median = means.get(means.len() / 2)?;
+            Some(median.abs() <= APART_MAX)
+        });
+        fits.reduce(|a, b| a && b)
     }
 
     fn may_forget(&self, now_ms: u64) -> bool {

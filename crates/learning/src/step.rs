@@ -21,6 +21,9 @@
 mod least_squares_fit;
 mod speed;
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use least_squares_fit::LeastSquaresFit;
 use speed::{IDLE_MS, SpeedEvidence};
 
@@ -28,6 +31,8 @@ use scheduler::latency::step::{OUTPUT_TOKENS, StepModel};
 use scheduler::latency::{FirstToken, TokenGap};
 use scheduler::sort::lower_median;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
+
+use crate::origins::{SILENT_MS, VOTERS_MAX};
 
 #[derive(Clone, Debug)]
 pub struct StepLearner {
@@ -49,12 +54,13 @@ struct WeightFloors {
 }
 
 /// The evidence on the speeds of one endpoint.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct EndpointEvidence {
     generation: Generation,
     prefill: SpeedEvidence,
     decode: SpeedEvidence,
-    output: OutputMean,
+    /// The output lengths that each origin observed; at most [`VOTERS_MAX`] origins.
+    outputs: Vec<OutputMean>,
     /// The time that [`StepLearner::advance`] had last received when the endpoint's last sample
     /// arrived, in ms.
     used_ms: u64,
@@ -73,11 +79,14 @@ pub(crate) enum Comparison {
     Doubtful,
 }
 
-/// The mean number of output tokens of the requests that one endpoint served.
-#[derive(Clone, Copy, Debug, Default)]
+/// The mean number of output tokens of the requests that one origin observed at one endpoint.
+#[derive(Clone, Copy, Debug)]
 struct OutputMean {
+    origin: u64,
     tokens: f64,
     requests: f64,
+    /// The time of the last of these requests, in ms.
+    at_ms: u64,
 }
 
 /// The factor by which each new sample reduces the sums of a fit. The fits remember about 1,000
@@ -256,18 +265,33 @@ impl StepLearner {
 
     /// Learns that a request at `endpoint` ended after `output_tokens`, as its engine reports.
     pub fn ended(&mut self, endpoint: EndpointRef, output_tokens: u32) {
+        self.ended_of(0, endpoint, output_tokens);
+    }
+
+    /// Learns as [`Self::ended`] does, if several proxies (origins) observe.
+    pub(crate) fn ended_of(&mut self, origin: u64, endpoint: EndpointRef, output_tokens: u32) {
         let tokens = f64::from(output_tokens).min(f64::from(*OUTPUT_TOKENS.end()));
         if let Some(row) = row(&mut self.endpoints, endpoint) {
-            row.output.record(tokens, self.output_tokens);
+            row.ended(origin, tokens, self.output_tokens, self.now_ms);
         }
     }
 
-    /// Returns the output tokens of a usual request: the median of the endpoints' means, so that
-    /// wrong reports from one engine have no effect.
+    /// Returns the output tokens of a usual request. For each origin, this is the median of the
+    /// endpoints' means, so that wrong reports from one engine have no effect. Of the origins that
+    /// still observe, the median counts, so that wrong reports from one origin have no effect.
     fn output_tokens(&self) -> f64 {
-        let known = self.endpoints.iter().map(|row| row.output);
-        let known = known.filter(|output| output.requests > 0.0);
-        lower_median(known.map(|output| output.tokens).collect()).unwrap_or(self.output_tokens)
+        let mut origins: BTreeMap<u64, (u64, Vec<f64>)> = BTreeMap::new();
+        for output in self.endpoints.iter().flat_map(|row| &row.outputs) {
+            let (at_ms, means) = origins.entry(output.origin).or_default();
+            *at_ms = output.at_ms.max(*at_ms);
+            means.push(output.tokens);
+        }
+        let is_active = |at_ms: u64| self.now_ms.saturating_sub(at_ms) < SILENT_MS;
+        if origins.values().any(|(at_ms, _)| is_active(*at_ms)) {
+            origins.retain(|_, (at_ms, _)| is_active(*at_ms));
+        }
+        let medians = origins.into_values().map(|(_, means)| lower_median(means));
+        lower_median(medians.flatten().collect()).unwrap_or(self.output_tokens)
     }
 
     /// Returns whether both times of `endpoint` were compared with those of other endpoints. The
@@ -367,19 +391,39 @@ impl EndpointEvidence {
             generation,
             prefill: SpeedEvidence::default(),
             decode: SpeedEvidence::default(),
-            output: OutputMean::default(),
+            outputs: Vec::new(),
             used_ms: 0,
         }
+    }
+
+    /// Records the output tokens of a request that `origin` observed. The mean of a new origin
+    /// starts from `prior`, and takes the place of the oldest mean if there are too many.
+    fn ended(&mut self, origin: u64, tokens: f64, prior: f64, now_ms: u64) {
+        let mut known = self.outputs.iter_mut();
+        if let Some(mean) = known.find(|mean| mean.origin == origin) {
+            mean.record(tokens, now_ms);
+            return;
+        }
+        if self.outputs.len() >= VOTERS_MAX {
+            self.outputs.sort_by_key(|mean| Reverse(mean.at_ms));
+            self.outputs.pop();
+        }
+        let mut mean = OutputMean {
+            origin,
+            tokens: prior,
+            requests: 0.0,
+            at_ms: now_ms,
+        };
+        mean.record(tokens, now_ms);
+        self.outputs.push(mean);
     }
 }
 
 // === impl OutputMean ===
 
 impl OutputMean {
-    fn record(&mut self, tokens: f64, prior: f64) {
-        if self.requests == 0.0 {
-            self.tokens = prior;
-        }
+    fn record(&mut self, tokens: f64, now_ms: u64) {
+        self.at_ms = now_ms;
         self.requests += 1.0;
         let weight = OUTPUT_WEIGHT.max(1.0 / (self.requests + OUTPUT_PRIOR));
         self.tokens += weight * (tokens - self.tokens);

@@ -116,6 +116,15 @@ impl TargetModel {
         changed
     }
 
+    /// Returns the logarithm of the ratio between this time and the time on an average endpoint.
+    /// Returns `None` before the first fit.
+    pub(super) fn vote_log(&self, ms: f32, x: &Features) -> Option<f64> {
+        let shape = self.shape.as_ref()?;
+        let mean = self.offsets.trust() * self.offsets.mean();
+        let log = f64::from(libm::logf(ms) - log_of(shape, self.target, x) - mean);
+        log.is_finite().then_some(log)
+    }
+
     pub(super) fn due(&self) -> bool {
         let samples = usize::try_from(self.samples).unwrap_or(usize::MAX);
         self.fresh >= FRESH_MIN.max(samples.min(SAMPLES_MAX) / FRESH_PART)

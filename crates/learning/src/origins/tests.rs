@@ -23,6 +23,9 @@ fn truth() -> StepModel {
 /// Returns the reported time of an engine as a multiple of the true time.
 type Factor = fn(u16) -> f32;
 
+/// Changes the observations of the origin with false reports.
+type Report = fn(&mut Observation);
+
 struct OriginDrill {
     learner: LatencyLearner,
     rng: Rng,
@@ -68,6 +71,73 @@ impl OriginDrill {
                 gap_ms: noise * truth.decode_ms(batch, context_tokens),
             }),
         }
+    }
+
+    /// Returns an observation whose step times are true. TTFT, TPOT and output tokens are
+    /// multiplied by `factor`.
+    fn timed_row(&mut self, slot: u16, factor: f32) -> Observation {
+        let row = self.row(slot, 1.0);
+        let first_token = row.first_token.unwrap();
+        let gap = row.gap.unwrap();
+        Observation {
+            conditions: Conditions {
+                requests: gap.batch,
+                context_tokens: gap.context_tokens,
+                ..row.conditions
+            },
+            ttft_ms: Some(factor * first_token.service_ms),
+            tpot_ms: Some(factor * gap.gap_ms),
+            output_tokens: Some((100.0 * factor) as u32),
+            ..row
+        }
+    }
+
+    /// Lets time pass as [`Self::run`] does, with observations of [`Self::timed_row`].
+    fn run_timed(&mut self, seconds: u64, origins: &[(u64, usize, Factor)], report: Report) {
+        for _ in 0..seconds {
+            for (origin, rate, factor) in origins {
+                for _ in 0..*rate {
+                    let slot = u16::try_from(self.rng.below(4)).unwrap();
+                    let mut row = self.timed_row(slot, factor(slot));
+                    if *origin == LIAR {
+                        report(&mut row);
+                    }
+                    let _ = self.learner.observe_of(*origin, &row, None);
+                }
+            }
+            self.now_ms += 1_000;
+            let _ = self.learner.publish(self.now_ms);
+        }
+    }
+
+    /// Returns the largest factor by which a predicted TTFT or TPOT differs from the true time.
+    fn off_in_predictions(&self) -> f32 {
+        let model = self.learner.model().unwrap();
+        let conditions = Conditions {
+            requests: 8.0,
+            context_tokens: 10_000.0,
+            prompt_tokens: 2_000.0,
+            uncached_tokens: 500.0,
+            ..Conditions::default()
+        };
+        let ttft_ms = truth().prefill_ms(500.0, 2_000.0);
+        let tpot_ms = truth().decode_ms(8.0, 10_000.0);
+        let off = |said: f32, true_ms: f32| (said / true_ms).max(true_ms / said);
+        let offs = (0..4).map(|slot| {
+            let said = model.predict(engine(slot), &conditions).unwrap();
+            off(said.ttft_ms, ttft_ms).max(off(said.tpot_ms, tpot_ms))
+        });
+        offs.fold(1.0, f32::max)
+    }
+
+    /// Checks that the models have learned the true times and output lengths.
+    fn assert_true(&mut self, when: &str) {
+        let output_tokens = self.model().output_tokens();
+        assert!(
+            self.off_in_predictions() < 1.5 && (67.0..150.0).contains(&output_tokens),
+            "{when}: off by {}, {output_tokens} output tokens",
+            self.off_in_predictions()
+        );
     }
 
     /// Lets `seconds` pass. Each of the origins observes this many requests a second, at engines of
@@ -194,6 +264,51 @@ fn a_liar_among_four_teaches_nothing_and_a_flood_no_more() {
                 drill.off()
             );
         }
+    }
+}
+
+#[test]
+fn a_liar_among_four_teaches_no_ttft_no_tpot_and_no_output_length() {
+    let reports: [(&str, Report); 2] = [
+        ("without steps", |row| {
+            row.first_token = None;
+            row.gap = None;
+        }),
+        ("with true steps", |_| {}),
+    ];
+    for (what, report) in reports {
+        for lie in [LIE, LIE_OF_ALL] {
+            let mut drill = OriginDrill::new();
+            let [a, b, c] = HONEST;
+            drill.run_timed(10, &HONEST, report);
+            drill.assert_true("before");
+            drill.run_timed(12, &[a, b, c, (LIAR, 40, lie)], report);
+            drill.assert_true(what);
+            assert!(drill.learner.standing().outvoted > 300, "{what}");
+            drill.run_timed(30, &HONEST, report);
+            drill.assert_true(what);
+        }
+    }
+}
+
+#[test]
+fn the_times_and_the_output_length_of_a_silent_liar_are_forgotten_within_30_s() {
+    let mut drill = OriginDrill::new();
+    drill.run_timed(10, &[(LIAR, 20, LIE)], |_| {});
+    assert!(drill.off_in_predictions() > 4.0);
+    assert!(drill.model().output_tokens() > 1_000.0);
+    drill.run_timed(30, &[(1, 10, EQUAL)], |_| {});
+    drill.assert_true("after 30 s");
+}
+
+#[test]
+fn two_honest_origins_learn_ttft_tpot_and_the_output_length() {
+    for rates in [[5, 5], [45, 5]] {
+        let mut drill = OriginDrill::new();
+        let [a, b] = rates;
+        drill.run_timed(40, &[(1, a, EQUAL), (2, b, EQUAL)], |_| {});
+        drill.assert_true("after 40 s");
+        assert_eq!(drill.learner.standing().outvoted, 0);
     }
 }
 

@@ -10,9 +10,10 @@
 //!
 //! The comparison uses averages, because a scrape is a sample: requests begin and end between two
 //! scrapes. The difference between the claim and [`TIMES_SHOWN`] times the shown load is added up
-//! over time, as a share of the largest recent claim or shown load. The sum of these differences is
-//! the time for which the claim was unconfirmed. The next scrape confirms an honest claim, and the
-//! sum falls again.
+//! over time, as a share of the largest recent load. The sum of these differences is the time for
+//! which the claim was unconfirmed. The next scrape confirms an honest claim, and the sum falls
+//! again. Earlier claims only slow down how the sum falls, so a short large claim does not make a
+//! later false claim seem small.
 
 use super::{ATTENTION_UNIT, EndpointLoad, InFlight, PendingPrefills};
 use crate::endpoint::EndpointRef;
@@ -86,8 +87,10 @@ pub(super) struct OutsideClaim {
     judged_us: u64,
     /// The time for which the claim was unconfirmed, in µs: see the module.
     unconfirmed_us: f32,
-    /// The largest recent claim or shown load, in requests.
-    largest: f32,
+    /// The largest recent claim, in requests.
+    largest_claim: f32,
+    /// The largest recent load that scrapes confirm, in requests.
+    largest_shown: f32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -209,13 +212,14 @@ impl OutsideClaim {
     /// Changes the unconfirmed time by the difference between the claim and `most`, the maximum
     /// that scrapes confirm.
     fn weigh(&mut self, claimed: f32, most: f32, passed_us: f32, patience_us: f32) {
-        let faded = self.largest * (1.0 - passed_us / LARGEST_US).max(0.0);
-        self.largest = faded.max(claimed).max(most).max(LARGEST_MIN);
-        let share = (claimed - most) / self.largest;
-        let pace = if claimed > most {
-            share
+        let kept = (1.0 - passed_us / LARGEST_US).max(0.0);
+        self.largest_claim = (kept * self.largest_claim).max(claimed);
+        self.largest_shown = (kept * self.largest_shown).max(most).max(LARGEST_MIN);
+        let beyond = claimed - most;
+        let pace = if beyond > 0.0 {
+            beyond / self.largest_shown.max(claimed)
         } else {
-            share.min(-RECOVERY)
+            (beyond / self.largest_shown.max(self.largest_claim)).min(-RECOVERY)
         };
         self.unconfirmed_us = (self.unconfirmed_us + pace * passed_us).clamp(0.0, patience_us);
         if self.unconfirmed_us >= patience_us {
