@@ -249,7 +249,10 @@ async fn has_endpoints(admin: SocketAddr) -> bool {
         return false;
     };
     let page = reply.text();
-    let is_zero = |name: &str| page.lines().any(|line| line.ends_with(&format!("{name}: 0")));
+    let is_zero = |name: &str| {
+        page.lines()
+            .any(|line| line.ends_with(&format!("{name}: 0")))
+    };
     let has_name = page.contains("init_fetch_timeout: ");
     !has_name || is_zero("init_fetch_timeout") || !is_zero("update_success")
 }

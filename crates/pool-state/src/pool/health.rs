@@ -280,7 +280,9 @@ impl EndpointHealthTable {
 
     /// Whether the endpoint succeeded here within the last `ms`, and no failure has counted since.
     pub(super) fn succeeds(&self, endpoint: EndpointRef, ms: u64, now: Timestamp) -> bool {
-        let row = self.known(endpoint).filter(|row| row.streak.length() <= 0.0);
+        let row = self
+            .known(endpoint)
+            .filter(|row| row.streak.length() <= 0.0);
         let last = row.and_then(|row| row.succeeded[0]);
         last.is_some_and(|(_, at)| now.ms_since(at) <= ms)
     }

@@ -16,7 +16,13 @@ fn root() -> PathBuf {
 /// Builds the example `golden` as the module is built, from the same compiled dependencies.
 fn build() -> PathBuf {
     let status = Command::new(env!("CARGO"))
-        .args(["--config", "filter/module.toml", "build", "--locked", "--quiet"])
+        .args([
+            "--config",
+            "filter/module.toml",
+            "build",
+            "--locked",
+            "--quiet",
+        ])
         .args(["--release", "--target", "wasm32-wasip1"])
         .args(["-p", "scheduler", "--example", "golden"])
         .current_dir(root())
