@@ -120,7 +120,15 @@ fn builder(
 }
 
 async fn start(front: PickerMode, engine: &SizedEngine, folder: &std::path::Path) -> Result<Stack> {
-    builder(front, engine, folder, SEATS)?.start().await
+    let stack = builder(front, engine, folder, SEATS)?.start().await?;
+    // A busy machine may take longer than `initial_fetch_timeout`, and then Envoy starts without
+    // endpoints.
+    let members = || async {
+        let members = stack.envoy.stat("cluster.inference-pool.membership_total");
+        members.await.ok().filter(|members| *members > 0)
+    };
+    wait_for(LIMIT, "Envoy's endpoints", members).await?;
+    Ok(stack)
 }
 
 /// Returns a number of the only endpoint on `/debug/endpoints`.

@@ -31,8 +31,8 @@ engine, behind a real Envoy. The tests print the page: `target/release/bench eng
 /// The text between the two tables.
 const BROKEN: &str = "
 One of four engines is broken: it answers at once, in the way that its name says, and its metrics look healthy. The
-others take 0.5 s. 32 clients send chats (without work: all APIs that generate, streamed and not), which are counted for
-12 s, beginning 2 s after the first. At most 2 % may go to the broken engine.
+others take 0.5 s. 32 clients send requests, which are counted for 12 s, beginning 2 s after the first one. At most 2 %
+may go to the broken engine.
 
 ";
 

@@ -200,7 +200,7 @@ impl Stack {
                     .await
                     .is_ok_and(|reply| reply.status == 200)
             };
-            (live && (!ready || has_state().await && has_endpoints(admin).await)).then_some(())
+            (live && (!ready || has_state().await)).then_some(())
         };
         tokio::select! {
             up = wait_for(START_LIMIT, "the picker's state", up) => up,
@@ -238,21 +238,4 @@ impl Drop for Stack {
             }
         }
     }
-}
-
-/// Whether the shipped cluster of Envoy has its endpoints. A busy machine may take longer than
-/// `initial_fetch_timeout`, and then Envoy starts without them.
-async fn has_endpoints(admin: SocketAddr) -> bool {
-    let pattern = "^cluster.inference-pool.(init_fetch_timeout|update_success)$";
-    let path = format!("/stats?filter={}", client::percent_encode(pattern));
-    let Ok(reply) = client::get(admin, &path).await else {
-        return false;
-    };
-    let page = reply.text();
-    let is_zero = |name: &str| {
-        page.lines()
-            .any(|line| line.ends_with(&format!("{name}: 0")))
-    };
-    let has_name = page.contains("init_fetch_timeout: ");
-    !has_name || is_zero("init_fetch_timeout") || !is_zero("update_success")
 }
