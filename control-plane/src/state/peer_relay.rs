@@ -1028,23 +1028,30 @@ mod tests {
         );
     }
 
-    #[test]
-    fn pods_with_one_certificate_have_the_share_of_an_owner_beside_another() {
-        let pod = |last: u8| Origin {
+    /// One of many pods with the same certificate.
+    fn pod(last: u8) -> Origin {
+        Origin {
             certificate: Some("pods".into()),
             ..of(last)
+        }
+    }
+
+    /// Joins a process and receives its first report.
+    fn join_active(relay: &mut PeerRelay, id: u64, origin: &Origin, now: Instant) {
+        relay.join("p", member(id, origin), now);
+        let row = state::LoadReport {
+            pool: "p".to_owned(),
+            row: vec![0; LoadReportHead::BYTES],
+            ..state::LoadReport::default()
         };
+        relay.receive(id, row, now);
+    }
+
+    #[test]
+    fn pods_with_one_certificate_have_the_share_of_an_owner_beside_another() {
         let mut relay = PeerRelay::default();
         let now = Instant::now();
-        let add = |relay: &mut PeerRelay, id: u64, origin: &Origin| {
-            relay.join("p", member(id, origin), now);
-            let row = state::LoadReport {
-                pool: "p".to_owned(),
-                row: vec![0; LoadReportHead::BYTES],
-                ..state::LoadReport::default()
-            };
-            relay.receive(id, row, now);
-        };
+        let add = |relay: &mut PeerRelay, id, origin: &Origin| join_active(relay, id, origin, now);
         let shown = |relay: &mut PeerRelay, id: u64, ms: u64| {
             let pool = relay.pools.get_mut("p").unwrap();
             pool.expire(now + Duration::from_millis(ms));
@@ -1071,21 +1078,9 @@ mod tests {
 
     #[test]
     fn a_fleet_beside_the_ext_proc_server_and_an_owner_that_left_has_no_limit() {
-        let pod = |last: u8| Origin {
-            certificate: Some("pods".into()),
-            ..of(last)
-        };
         let mut relay = PeerRelay::default();
         let now = Instant::now();
-        let add = |relay: &mut PeerRelay, id: u64, origin: &Origin| {
-            relay.join("p", member(id, origin), now);
-            let row = state::LoadReport {
-                pool: "p".to_owned(),
-                row: vec![0; LoadReportHead::BYTES],
-                ..state::LoadReport::default()
-            };
-            relay.receive(id, row, now);
-        };
+        let add = |relay: &mut PeerRelay, id, origin: &Origin| join_active(relay, id, origin, now);
         // The daemon's own ext_proc server has no connection, so it has no address.
         add(&mut relay, 300, &Origin::default());
         (1..=128).for_each(|id| add(&mut relay, id, &pod(u8::try_from(id).unwrap())));
