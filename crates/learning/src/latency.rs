@@ -258,7 +258,11 @@ impl LatencyLearner {
             trusts.min().unwrap_or(unvoted)
         };
         let steps = of([first_token, gap]);
-        let times = of([ttft, tpot]);
+        let mut times = of([ttft, tpot]);
+        if !self.origins.can_outvote(now_ms) {
+            // Otherwise, two proxies at different distances from the engines would learn nothing.
+            times = times.max(OriginTrust::Unjudged);
+        }
         let is_outvoted = steps.min(times) == OriginTrust::Outvoted;
         if is_outvoted && self.origins.forgets_outvoted(origin, now_ms) {
             self.start_again();

@@ -5,8 +5,8 @@
 //! learn from an origin whose vote is far from the median of all votes. Two origins alone cannot
 //! outvote each other. From a sample that no other origin confirms, the model learns the cost of a
 //! step, which is common to all endpoints, but not the speed of the endpoint. TTFT and TPOT have
-//! votes of their own: the model learns them only if other origins confirm them, or if fewer than
-//! two votes exist. The learner forgets everything in one case: an origin whose samples were
+//! votes of their own: the model learns them only if other origins confirm them, if fewer than two
+//! votes exist, or if at most two origins observe. The learner forgets everything in one case: an origin whose samples were
 //! learned unconfirmed becomes silent or is outvoted, and the other samples do not fit the model.
 //! If there are no other samples to compare, the learner forgets only if that origin taught most of
 //! the model. A single origin is trusted completely.
@@ -46,6 +46,11 @@ const STEP_MAX: f64 = 2.0;
 /// The maximum distance of a trusted vote from the median, as a logarithm: a factor of 1.5. The
 /// noise of a vote is a quarter of this distance.
 const APART_MAX: f64 = 0.405;
+
+/// The maximum distance between a model that fits and the median of the votes, as a logarithm: twice
+/// the noise of one vote. After another origin taught the model, the votes come closer to the model
+/// while the model learns from them, so half of [`APART_MAX`] is used.
+const FITS_MAX: f64 = APART_MAX / 2.0;
 
 /// The maximum number of confirmed samples from one origin at each endpoint: this multiple of the
 /// samples from all other origins together, and [`MORE_SAMPLES`] more. The maximum has no effect on
@@ -140,6 +145,12 @@ impl OriginVotes {
         } else {
             OriginTrust::Confirmed
         }
+    }
+
+    /// Returns whether enough origins observe to outvote one of them.
+    pub(crate) fn can_outvote(&self, now_ms: u64) -> bool {
+        let is_active = |row: &&OriginRow| now_ms.saturating_sub(row.at_ms) < ACTIVE_MS;
+        self.origins.values().filter(is_active).count() > 2
     }
 
     /// Takes a sample from `origin`: the logarithm of the endpoint's time divided by the expected
@@ -267,7 +278,7 @@ impl OriginVotes {
         let fits = times.into_values().filter_map(|mut means| {
             means.sort_by(f64::total_cmp);
             let median = means.get(means.len() / 2)?;
-            Some(median.abs() <= APART_MAX)
+            Some(median.abs() <= FITS_MAX)
         });
         fits.reduce(|a, b| a && b)
     }

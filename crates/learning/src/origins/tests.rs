@@ -313,6 +313,22 @@ fn two_honest_origins_learn_ttft_tpot_and_the_output_length() {
 }
 
 #[test]
+fn two_origins_that_disagree_both_teach_ttft_and_tpot() {
+    for rates in [[5, 5], [45, 1]] {
+        let mut drill = OriginDrill::new();
+        let [a, b] = rates;
+        drill.run_timed(40, &[(1, a, EQUAL), (2, b, |_| 2.0)], |_| {});
+        let off = drill.off_in_predictions();
+        assert!(off < 2.5, "{rates:?}: off by {off}");
+        // Both see that the engines become slower.
+        drill.run_timed(60, &[(1, a, |_| 4.0), (2, b, |_| 8.0)], |_| {});
+        let off = drill.off_in_predictions();
+        assert!((3.0..9.0).contains(&off), "{rates:?}: off by {off}");
+        assert_eq!(drill.learner.standing().outvoted, 0);
+    }
+}
+
+#[test]
 fn two_liars_of_five_do_not_win() {
     let mut drill = OriginDrill::new();
     let [a, b, c] = HONEST;

@@ -207,7 +207,7 @@ impl LatencyModel {
         ttft: f32,
         tpot: f32,
     ) -> Result<Prediction, NoPrediction> {
-        if self.samples() < SAMPLES_MIN {
+        if !self.can_predict() {
             return Err(NoPrediction::TooLittleData);
         }
         if x.iter()
@@ -231,6 +231,11 @@ impl LatencyModel {
     /// for TTFT and TPOT.
     pub fn samples(&self) -> u32 {
         self.ttft.samples.min(self.tpot.samples)
+    }
+
+    /// Returns whether the model was learned from enough requests to predict.
+    pub fn can_predict(&self) -> bool {
+        self.samples() >= SAMPLES_MIN
     }
 
     /// Returns the numbers of trees that correct TTFT and TPOT.

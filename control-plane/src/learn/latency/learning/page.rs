@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 
 use learning::LearnerStatus;
 use scheduler::EndpointRef;
-use scheduler::latency::{FEATURES, SAMPLES_MIN};
+use scheduler::latency::{FEATURES, LatencyModel};
 use serde_json::{Map, Value, json};
 
 use super::{LearningTask, TOO_LITTLE};
@@ -35,7 +35,11 @@ impl LearningTask {
             published: self.counts.published,
             oversized: self.counts.oversized,
             bytes: self.counts.bytes,
-            predicts: self.model.latency.is_some(),
+            predicts: self
+                .model
+                .latency
+                .as_ref()
+                .is_some_and(LatencyModel::can_predict),
             shown: self.to_json(&members),
         };
         *self
@@ -97,7 +101,7 @@ impl LearningTask {
         let Some(model) = &self.model.latency else {
             return json!({ "abstains": TOO_LITTLE.reason() });
         };
-        let abstains = (model.samples() < SAMPLES_MIN).then(|| TOO_LITTLE.reason());
+        let abstains = (!model.can_predict()).then(|| TOO_LITTLE.reason());
         let (ttft_trees, tpot_trees) = model.trees();
         let limits = FEATURES
             .iter()
