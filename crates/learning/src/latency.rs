@@ -34,7 +34,7 @@ use scheduler::latency::{
 };
 use scheduler::{EndpointRef, Generation};
 
-use crate::origins::{ObservationTrust, OriginTrust, OriginVotes, VotedTime};
+use crate::origins::{ObservationTrust, OriginTrust, OriginVotes, VotedSample, VotedTime};
 use crate::step::{Comparison, StepLearner};
 use target::TargetModel;
 use window::{LatencyTarget, RequestSample, SampleWindow};
@@ -239,22 +239,28 @@ impl LatencyLearner {
         let now_ms = self.steps.now_ms();
         self.origins.note(origin, now_ms);
         let unvoted = self.origins.unvoted(origin, now_ms);
+        let prior = &self.prior.step;
         let first_token = observation.first_token.map(|sample| {
-            let log = self.steps.prefill_log(&sample);
-            (VotedTime::Prefill, log.filter(|_| !observation.queued()))
+            let logs = self.steps.prefill_logs(&sample, prior);
+            let time = if observation.queued() {
+                VotedTime::QueuedPrefill
+            } else {
+                VotedTime::Prefill
+            };
+            VotedSample::of_step(time, logs)
         });
-        let gap = observation.gap;
-        let gap = gap.map(|sample| (VotedTime::Decode, self.steps.decode_log(&sample)));
+        let gap = observation.gap.map(|sample| {
+            let logs = self.steps.decode_logs(&sample, prior);
+            VotedSample::of_step(VotedTime::Decode, logs)
+        });
         let x = features(&observation.conditions, &self.step);
-        let ttft = observation.ttft_ms;
-        let ttft = ttft.map(|ms| (VotedTime::Ttft, self.ttft.vote_log(ms, &x)));
-        let tpot = observation.tpot_ms;
-        let tpot = tpot.map(|ms| (VotedTime::Tpot, self.tpot.vote_log(ms, &x)));
-        let mut of = |samples: [Option<(VotedTime, Option<f64>)>; 2]| {
-            let trusts = samples
-                .into_iter()
-                .flatten()
-                .map(|(time, log)| self.origins.vote(origin, endpoint, time, log, now_ms));
+        let ttft = |ms| VotedSample::of_request(VotedTime::Ttft, self.ttft.vote_log(ms, &x));
+        let ttft = observation.ttft_ms.map(ttft);
+        let tpot = |ms| VotedSample::of_request(VotedTime::Tpot, self.tpot.vote_log(ms, &x));
+        let tpot = observation.tpot_ms.map(tpot);
+        let mut of = |samples: [Option<VotedSample>; 2]| {
+            let samples = samples.iter().flatten();
+            let trusts = samples.map(|sample| self.origins.vote(origin, endpoint, sample, now_ms));
             trusts.min().unwrap_or(unvoted)
         };
         let steps = of([first_token, gap]);
@@ -332,15 +338,14 @@ impl LatencyLearner {
         let comparison = |is_similar: bool| match trust.steps {
             OriginTrust::Confirmed if is_similar => Comparison::Similar,
             OriginTrust::Confirmed => Comparison::Incomparable,
-            OriginTrust::Unjudged | OriginTrust::Unconfirmed | OriginTrust::Outvoted => {
-                Comparison::Doubtful
-            }
+            _ => Comparison::Doubtful,
         };
-        if let Some(sample) = first_token {
+        let has_steps = trust.steps > OriginTrust::Contradicted;
+        if let Some(sample) = first_token.filter(|_| has_steps) {
             let comparison = comparison(!observation.queued());
             self.steps.prefill_step(endpoint, &sample, comparison);
         }
-        if let Some(sample) = gap {
+        if let Some(sample) = gap.filter(|_| has_steps) {
             self.steps.decode_step(endpoint, &sample, comparison(true));
         }
         output_tokens

@@ -4,12 +4,19 @@
 //! The samples from each origin form its vote on how long each endpoint takes. The learner does not
 //! learn from an origin whose vote is far from the median of all votes. Two origins alone cannot
 //! outvote each other. From a sample that no other origin confirms, the model learns the cost of a
-//! step, which is common to all endpoints, but not the speed of the endpoint. TTFT and TPOT have
-//! votes of their own: the model learns them only if other origins confirm them, if fewer than two
-//! votes exist, or if at most two origins observe. The learner forgets everything in one case: an origin whose samples were
-//! learned unconfirmed becomes silent or is outvoted, and the other samples do not fit the model.
-//! If there are no other samples to compare, the learner forgets only if that origin taught most of
-//! the model. A single origin is trusted completely.
+//! step, which is common to all endpoints, but not the speed of the endpoint.
+//!
+//! If two votes alone exist and contradict each other, the prior counts as a third vote: the model
+//! learns the cost only from a vote near the median of the three. Which origin sends more, or
+//! observed first, does not matter, and the model does not leave the range between the prior and
+//! the honest vote. Nor does it learn the cost from an origin that has too few samples to vote, and
+//! contradicts the other votes.
+//!
+//! TTFT and TPOT have votes of their own: the model learns them only if other origins confirm them,
+//! if fewer than two votes exist, or if at most two origins observe. The learner forgets everything
+//! in one case: an origin whose samples were learned unconfirmed becomes silent or is outvoted, and
+//! the other samples do not fit the model. If there are no other samples to compare, the learner
+//! forgets only if that origin taught most of the model. A single origin is trusted completely.
 
 use std::collections::BTreeMap;
 
@@ -47,9 +54,13 @@ const STEP_MAX: f64 = 2.0;
 /// noise of a vote is a quarter of this distance.
 const APART_MAX: f64 = 0.405;
 
-/// The maximum distance between a model that fits and the median of the votes, as a logarithm: twice
-/// the noise of one vote. After another origin taught the model, the votes come closer to the model
-/// while the model learns from them, so half of [`APART_MAX`] is used.
+/// The value that replaces [`APART_MAX`] for prompts that waited: a factor of 4. How long these
+/// prompts waited makes their times spread more.
+const QUEUED_APART_MAX: f64 = 1.386;
+
+/// The maximum distance between a model that fits and the median of the votes, as a logarithm:
+/// twice the noise of one vote. After another origin taught the model, the votes come closer to the
+/// model while the model learns from them, so half of [`APART_MAX`] is used.
 const FITS_MAX: f64 = APART_MAX / 2.0;
 
 /// The maximum number of confirmed samples from one origin at each endpoint: this multiple of the
@@ -68,6 +79,8 @@ const UNCONFIRMED_MIN: u64 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum VotedTime {
     Prefill,
+    /// The prefill of a prompt that waited. Compared with all prefills.
+    QueuedPrefill,
     Decode,
     Ttft,
     Tpot,
@@ -77,6 +90,8 @@ pub(crate) enum VotedTime {
 pub(crate) enum OriginTrust {
     /// Other origins contradict the observation.
     Outvoted,
+    /// Other origins contradict the observation, but too few votes exist to outvote its origin.
+    Contradicted,
     /// Other origins do not confirm the observation.
     Unconfirmed,
     /// Fewer than two origins have observed this time of the endpoint often enough to compare.
@@ -91,6 +106,17 @@ pub(crate) struct ObservationTrust {
     pub(crate) steps: OriginTrust,
     /// The trust in the TTFT and the TPOT.
     pub(crate) times: OriginTrust,
+}
+
+/// A time that an origin observed at an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VotedSample {
+    pub(crate) time: VotedTime,
+    /// The logarithm of the observed time divided by the expected time. `None` if the observed time
+    /// cannot be compared.
+    pub(crate) log: Option<f64>,
+    /// The logarithm of the prior's time divided by the expected time. `None` if there is no prior.
+    pub(crate) prior_log: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -123,6 +149,40 @@ struct Vote {
     at_ms: u64,
 }
 
+// === impl VotedSample ===
+
+impl VotedSample {
+    /// Creates a sample from the logarithms of the observed time and of the prior's time.
+    pub(crate) fn of_step(time: VotedTime, logs: Option<[f64; 2]>) -> Self {
+        Self {
+            time,
+            log: logs.map(|[log, _]| log),
+            prior_log: logs.map(|[_, prior_log]| prior_log),
+        }
+    }
+
+    /// Creates a sample of a time for which there is no prior.
+    pub(crate) fn of_request(time: VotedTime, log: Option<f64>) -> Self {
+        Self {
+            time,
+            log,
+            prior_log: None,
+        }
+    }
+}
+
+// === impl VotedTime ===
+
+impl VotedTime {
+    /// Returns the maximum distance of a trusted vote from the median, as a logarithm.
+    fn apart_max(self) -> f64 {
+        match self {
+            Self::QueuedPrefill => QUEUED_APART_MAX,
+            Self::Prefill | Self::Decode | Self::Ttft | Self::Tpot => APART_MAX,
+        }
+    }
+}
+
 // === impl OriginVotes ===
 
 impl OriginVotes {
@@ -153,27 +213,33 @@ impl OriginVotes {
         self.origins.values().filter(is_active).count() > 2
     }
 
-    /// Takes a sample from `origin`: the logarithm of the endpoint's time divided by the expected
-    /// time, or `None` if the sample cannot be compared. Returns how far the origin is trusted.
+    /// Takes a sample from `origin`. Returns how far the origin is trusted.
     pub(crate) fn vote(
         &mut self,
         origin: u64,
         endpoint: EndpointRef,
-        time: VotedTime,
-        log: Option<f64>,
+        sample: &VotedSample,
         now_ms: u64,
     ) -> OriginTrust {
         let is_alone = !self.has_others(origin, now_ms);
-        let votes = self.votes.entry((endpoint, time)).or_default();
+        // Prompts that did not wait are compared too, because at other origins no prompt may have
+        // waited.
+        let did_not_wait = (sample.time == VotedTime::QueuedPrefill)
+            .then(|| self.votes.get(&(endpoint, VotedTime::Prefill)).cloned())
+            .flatten();
+        let votes = self.votes.entry((endpoint, sample.time)).or_default();
         votes.retain(|vote| now_ms.saturating_sub(vote.at_ms) < ACTIVE_MS);
         let at = Vote::place(votes, origin, now_ms);
-        if let (Some(vote), Some(log)) = (votes.get_mut(at), log) {
+        if let (Some(vote), Some(log)) = (votes.get_mut(at), sample.log) {
             vote.add(log, now_ms);
         }
         let trust = if is_alone {
             OriginTrust::Unconfirmed
         } else {
-            Self::trust(votes, origin)
+            match did_not_wait {
+                Some(more) => Self::trust(&[votes.as_slice(), &more].concat(), origin, sample),
+                None => Self::trust(votes, origin, sample),
+            }
         };
         if trust == OriginTrust::Confirmed {
             votes.iter_mut().for_each(|vote| vote.taught *= TAUGHT_KEEP);
@@ -182,11 +248,11 @@ impl OriginVotes {
             }
         }
         if let Some(row) = self.origins.get_mut(&origin) {
-            row.taught += u64::from(trust != OriginTrust::Outvoted);
+            row.taught += u64::from(trust > OriginTrust::Contradicted);
             match trust {
                 OriginTrust::Confirmed => row.unconfirmed = row.unconfirmed.saturating_sub(1),
                 OriginTrust::Unconfirmed | OriginTrust::Unjudged => row.unconfirmed += 1,
-                OriginTrust::Outvoted => {}
+                OriginTrust::Outvoted | OriginTrust::Contradicted => {}
             }
         }
         if is_alone {
@@ -196,32 +262,37 @@ impl OriginVotes {
         }
     }
 
-    fn trust(votes: &[Vote], origin: u64) -> OriginTrust {
+    fn trust(votes: &[Vote], origin: u64, sample: &VotedSample) -> OriginTrust {
+        let prior_log = sample.prior_log;
+        let apart_max = sample.time.apart_max();
         let counts = |vote: &&Vote| vote.samples >= VOTE_FROM;
         let own = votes.iter().find(|vote| vote.origin == origin);
         let mut means: Vec<f64> = votes.iter().filter(counts).map(|vote| vote.mean).collect();
-        if means.len() < 2 {
-            return OriginTrust::Unjudged;
-        }
+        let apart = |own: &Vote, means: &mut [f64]| (own.mean - median(means)).abs();
         let Some(own) = own.filter(counts) else {
-            return OriginTrust::Unconfirmed;
-        };
-        means.sort_by(f64::total_cmp);
-        let middle = |at: usize| means.get(at).copied().unwrap_or_default();
-        let median = f64::midpoint(middle((means.len() - 1) / 2), middle(means.len() / 2));
-        let apart = (own.mean - median).abs();
-        if means.len() == 2 {
-            // The median of two votes is their mean, so their distance is twice `apart`.
-            return if 2.0 * apart <= APART_MAX {
-                Self::share(votes, own)
-            } else {
-                OriginTrust::Unconfirmed
+            let sampled = own.filter(|own| own.samples > 0.0 && prior_log.is_some());
+            let is_apart = sampled.is_some_and(|own| apart(own, &mut means) > apart_max);
+            return match means.len() {
+                1.. if is_apart => OriginTrust::Contradicted,
+                0 | 1 => OriginTrust::Unjudged,
+                _ => OriginTrust::Unconfirmed,
             };
-        }
-        if apart <= APART_MAX {
-            Self::share(votes, own)
-        } else {
-            OriginTrust::Outvoted
+        };
+        match (means.len(), prior_log) {
+            (0 | 1, _) => OriginTrust::Unjudged,
+            // The median of two votes is their mean, which is half of their distance away.
+            (2, _) if 2.0 * apart(own, &mut means) <= apart_max => Self::share(votes, own),
+            (2, None) => OriginTrust::Unconfirmed,
+            (2, Some(prior_log)) => {
+                means.push(prior_log);
+                if apart(own, &mut means) <= apart_max {
+                    OriginTrust::Unconfirmed
+                } else {
+                    OriginTrust::Contradicted
+                }
+            }
+            _ if apart(own, &mut means) <= apart_max => Self::share(votes, own),
+            _ => OriginTrust::Outvoted,
         }
     }
 
@@ -264,13 +335,15 @@ impl OriginVotes {
     }
 
     /// Returns whether the medians of the votes that `which` selects, over all endpoints, fit the
-    /// learned models. Each time has a median of its own. Returns `None` without votes.
+    /// learned models. Each time has a median of its own. Prompts that waited are ignored. Returns
+    /// `None` without votes.
     fn fits(&self, which: impl Fn(&Vote) -> bool, now_ms: u64) -> Option<bool> {
         let is_recent = |vote: &&Vote| {
             vote.samples >= VOTE_FROM && now_ms.saturating_sub(vote.at_ms) < SILENT_MS
         };
         let mut times: BTreeMap<VotedTime, Vec<f64>> = BTreeMap::new();
-        for ((_, time), votes) in &self.votes {
+        let waited = |time: VotedTime| time == VotedTime::QueuedPrefill;
+        for ((_, time), votes) in self.votes.iter().filter(|((_, time), _)| !waited(*time)) {
             let votes = votes.iter().filter(is_recent).filter(|vote| which(vote));
             let means = times.entry(*time).or_default();
             means.extend(votes.map(|vote| vote.mean));
@@ -339,6 +412,16 @@ impl Vote {
         self.mean += step / self.samples;
         self.at_ms = now_ms;
     }
+}
+
+/// Returns the median; of an even number of values, the mean of the two in the middle.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = |at: usize| values.get(at).copied().unwrap_or_default();
+    f64::midpoint(
+        middle(values.len().saturating_sub(1) / 2),
+        middle(values.len() / 2),
+    )
 }
 
 #[cfg(test)]

@@ -161,17 +161,19 @@ impl StepLearner {
         self.now_ms
     }
 
-    /// Returns the logarithm of the ratio between the time of this prefill and the time on an
-    /// average endpoint. Returns `None` if the sample is impossible.
-    pub fn prefill_log(&self, sample: &FirstToken) -> Option<f64> {
+    /// Returns the logarithms of the time of this prefill, and of the time by `prior`, each divided
+    /// by the time on an average endpoint. Returns `None` if the sample is impossible.
+    pub(crate) fn prefill_logs(&self, sample: &FirstToken, prior: &StepModel) -> Option<[f64; 2]> {
         let inputs = prefill_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.service_ms))?;
-        Some(self.prefill.log_of(&inputs, sample.service_ms))
+        let prior_ms = prior.prefill_ms(sample.uncached_tokens, sample.prompt_tokens);
+        Some([sample.service_ms, prior_ms].map(|ms| self.prefill.log_of(&inputs, ms)))
     }
 
-    /// Does for a decode step what [`Self::prefill_log`] does for a prefill step.
-    pub fn decode_log(&self, sample: &TokenGap) -> Option<f64> {
+    /// Does for a decode step what [`Self::prefill_logs`] does for a prefill step.
+    pub(crate) fn decode_logs(&self, sample: &TokenGap, prior: &StepModel) -> Option<[f64; 2]> {
         let inputs = decode_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.gap_ms))?;
-        Some(self.decode.log_of(&inputs, sample.gap_ms))
+        let prior_ms = prior.decode_ms(sample.batch, sample.context_tokens);
+        Some([sample.gap_ms, prior_ms].map(|ms| self.decode.log_of(&inputs, ms)))
     }
 
     /// Learns from a first token. `queued` says whether the endpoint sent first tokens of other

@@ -110,7 +110,8 @@ impl ObservationCounts {
 impl ObservationIntake {
     /// Returns the witness of a message's observations, which has one vote. The witness is the
     /// owner. If all proxies have the same owner, it is the origin, and if they have the same
-    /// origin, the process.
+    /// origin, the process. Beside another owner, many pods have one vote, because an owner may
+    /// start any number of pods and outvote the owner of a few.
     pub fn witness(&mut self, process_id: u64, origin: &Origin, now: Instant) -> u64 {
         let mut witness = None;
         for (rows, of) in self.levels.iter_mut().zip(origin.levels()) {
@@ -270,6 +271,29 @@ mod tests {
         assert_ne!(both[0], intake.witness(9, &of("b"), now));
         let later = now + ORIGIN_MAX_AGE;
         assert_eq!(intake.witness(7, &of("a"), later), first[0], "b is silent");
+    }
+
+    #[test]
+    fn pods_of_one_owner_vote_one_by_one_and_beside_another_owner_together() {
+        let pod = |certificate: &str, last: u8| Origin {
+            certificate: Some(certificate.into()),
+            address: Some([10, 0, 0, last].into()),
+        };
+        let mut intake = ObservationIntake::default();
+        let now = Instant::now();
+        let mut votes = |pods: &[(&str, u8)]| {
+            let witness = |(certificate, last): &(&str, u8)| {
+                intake.witness((*last).into(), &pod(certificate, *last), now)
+            };
+            let witnesses: std::collections::BTreeSet<u64> = pods.iter().map(witness).collect();
+            witnesses.len()
+        };
+        let fleet = [("a", 1), ("a", 2), ("a", 3)];
+        votes(&fleet); // Until the second pod is known, the process is the witness.
+        assert_eq!(votes(&fleet), 3);
+        votes(&[("b", 4)]);
+        assert_eq!(votes(&fleet), 1);
+        assert_eq!(votes(&[("b", 4), ("b", 5), ("a", 1)]), 2);
     }
 
     #[test]

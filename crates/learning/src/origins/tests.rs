@@ -92,6 +92,16 @@ impl OriginDrill {
         }
     }
 
+    /// Sends this many false observations, changed by `report`, of the origin with false reports.
+    fn report(&mut self, rows: usize, lie: Factor, report: Report) {
+        for _ in 0..rows {
+            let slot = u16::try_from(self.rng.below(4)).unwrap();
+            let mut row = self.row(slot, lie(slot));
+            report(&mut row);
+            let _ = self.learner.observe_of(LIAR, &row, None);
+        }
+    }
+
     /// Lets time pass as [`Self::run`] does, with observations of [`Self::timed_row`].
     fn run_timed(&mut self, seconds: u64, origins: &[(u64, usize, Factor)], report: Report) {
         for _ in 0..seconds {
@@ -329,6 +339,101 @@ fn two_origins_that_disagree_both_teach_ttft_and_tpot() {
 }
 
 #[test]
+fn a_flood_of_lies_beside_one_honest_origin_teaches_no_step_times() {
+    let honest = (1, 36, EQUAL);
+    let slow: Factor = |_| 20.0;
+    let mut drill = OriginDrill::new();
+    drill.run(40, &[honest, (LIAR, 160, slow)]);
+    assert!(drill.off() < 2.0, "from the start: off by {}", drill.off());
+    let lies: [Factor; 4] = [slow, |_| 0.05, LIE, LIE_EXCEPT_3];
+    for (lie, factor) in lies.into_iter().enumerate() {
+        let mut drill = OriginDrill::new();
+        drill.run(5, &[honest]);
+        drill.run(40, &[honest, (LIAR, 160, factor)]);
+        assert!(
+            drill.off() < 1.5 && drill.spread() < 1.25,
+            "lie {lie}: off by {}, {:?}",
+            drill.off(),
+            drill.speeds()
+        );
+    }
+    // The origin with false reports observes first.
+    let mut drill = OriginDrill::new();
+    drill.run(5, &[(LIAR, 160, slow)]);
+    drill.run(60, &[(LIAR, 160, slow), honest]);
+    assert!(drill.off() < 2.0, "late: off by {}", drill.off());
+}
+
+#[test]
+fn a_quiet_origin_and_a_busy_one_that_agree_both_teach() {
+    let mut drill = OriginDrill::new();
+    drill.run(60, &[(1, 1, EQUAL), (2, 40, EQUAL)]);
+    let standing = drill.learner.standing();
+    assert_eq!((standing.learned, standing.outvoted), (60 * 41, 0));
+    assert!(
+        drill.off() < 1.4 && drill.spread() < 1.25,
+        "off by {}, {:?}",
+        drill.off(),
+        drill.speeds()
+    );
+    // Both see that the engines become slower.
+    drill.run(60, &[(1, 4, |_| 3.0), (2, 36, |_| 3.0)]);
+    let off = drill.off();
+    assert!((2.2..4.0).contains(&off), "off by {off}");
+    assert_eq!(drill.learner.standing().outvoted, 0);
+}
+
+#[test]
+fn of_two_origins_that_disagree_about_steps_the_model_follows_one() {
+    let mut drill = OriginDrill::new();
+    drill.run(40, &[(1, 20, EQUAL), (2, 20, |_| 2.0)]);
+    assert!(drill.off() < 2.3, "off by {}", drill.off());
+    // Both see that the engines become slower.
+    drill.run(60, &[(1, 20, |_| 4.0), (2, 20, |_| 8.0)]);
+    let off = drill.off();
+    assert!((2.0..9.0).contains(&off), "off by {off}");
+    assert_eq!(drill.learner.standing().outvoted, 0);
+}
+
+#[test]
+fn origins_with_too_few_samples_to_vote_teach_nothing_that_others_contradict() {
+    let mut drill = OriginDrill::new();
+    let [a, b, c] = HONEST;
+    drill.run(20, &HONEST);
+    for second in 0..20 {
+        let liar = LIAR + 2 * second;
+        let lies = [liar, liar + 1].map(|origin| (origin, 3, LIE_OF_ALL));
+        drill.run(1, &[a, b, c, lies[0], lies[1]]);
+    }
+    assert!(
+        drill.off() < 1.4 && drill.spread() < 1.25,
+        "off by {}, {:?}",
+        drill.off(),
+        drill.speeds()
+    );
+}
+
+#[test]
+fn a_liar_among_four_teaches_no_prefill_by_prompts_that_waited() {
+    for lie in [LIE, LIE_OF_ALL] {
+        let mut drill = OriginDrill::new();
+        let [a, b, c] = HONEST;
+        drill.run(10, &HONEST);
+        let waited: Report = |row| {
+            row.gap = None;
+            row.ttft_ms = row.first_token.map(|first| first.service_ms + 1.0);
+        };
+        for _ in 0..20 {
+            drill.run(1, &HONEST);
+            drill.report(40, lie, waited);
+        }
+        assert!(drill.off() < 1.5, "off by {}", drill.off());
+        drill.run(10, &[a, b, c]);
+        assert!(drill.off() < 1.5, "later off by {}", drill.off());
+    }
+}
+
+#[test]
 fn two_liars_of_five_do_not_win() {
     let mut drill = OriginDrill::new();
     let [a, b, c] = HONEST;
@@ -420,14 +525,16 @@ fn an_honest_origin_that_leaves_takes_nothing_along() {
 
 #[test]
 fn a_few_samples_of_an_origin_that_leaves_a_quiet_pool_take_nothing_along() {
-    let mut drill = OriginDrill::new();
-    drill.run(30, &[(1, 20, SLOW_2)]);
-    drill.run(1, &[(LIAR, 10, LIE_OF_ALL)]);
-    // In a quiet pool, too few samples arrive for a vote.
-    drill.run_without_times(40, 1);
-    let prior = StepModel::default();
-    assert_ne!(drill.model().prefill(), prior.prefill());
-    assert_ne!(drill.model().decode(), prior.decode());
+    for report in [LIE_OF_ALL, EQUAL] {
+        let mut drill = OriginDrill::new();
+        drill.run(30, &[(1, 20, SLOW_2)]);
+        drill.run(1, &[(LIAR, 10, report)]);
+        // In a quiet pool, too few samples arrive for a vote.
+        drill.run_without_times(40, 1);
+        let prior = StepModel::default();
+        assert_ne!(drill.model().prefill(), prior.prefill());
+        assert_ne!(drill.model().decode(), prior.decode());
+    }
 }
 
 #[test]
