@@ -5,17 +5,35 @@
 //! an origin that invents a million requests would leave no room to others. Therefore the requests
 //! of one origin count at most [`TIMES_OTHERS`] times as much as the requests of all other origins.
 //! The same limit applies to owners.
+//!
+//! An origin may also invent priorities. If there are more than a message contains, the sum selects
+//! some of them, at most once in [`SELECTION_INTERVAL`], so that a message costs no more. See
+//! [`BacklogSum::without`] for the order of the selection.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use proto::backlog;
 use scheduler::flow::QueuedInBand;
+use tokio::time::Instant;
 
 use crate::state::peer::Origin;
 
 /// The maximum number of priorities that are read from one report, and that a message contains. A
 /// proxy has the same maximum.
 const PRIORITIES_MAX: usize = 64;
+
+/// The maximum number of priorities of an owner, which bounds memory. The maximum is high, so that
+/// one pod of an owner cannot use it up for the others.
+const PRIORITIES_PER_OWNER_MAX: usize = 16 * PRIORITIES_MAX;
+
+/// The maximum number of selected priorities. A message contains those that other proxies queue,
+/// and its receiver alone may queue half of the selected ones.
+const SELECTED_MAX: usize = 2 * PRIORITIES_MAX;
+
+/// The minimum time between two selections among more than [`SELECTED_MAX`] priorities.
+const SELECTION_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The maximum number of an origin's requests with a priority that count, as a multiple of the
 /// requests of all others. So a quarter of the room stays with the others.
@@ -33,9 +51,14 @@ pub struct QueuedRequests(BTreeMap<i32, u64>);
 #[derive(Debug, Default)]
 pub struct BacklogSum {
     bands: BTreeMap<i32, QueuedBand>,
+    /// The priorities that messages contain, and when they were selected.
+    selected: Vec<i32>,
+    selected_at: Option<Instant>,
     /// The reports from proxies, summed by priority for each owner and each origin.
-    levels: [BTreeMap<Origin, BTreeMap<i32, OriginBand>>; 2],
+    levels: [PrioritiesByOrigin; 2],
 }
+
+type PrioritiesByOrigin = BTreeMap<Origin, BTreeMap<i32, OriginBand>>;
 
 #[derive(Debug, Default)]
 struct QueuedBand {
@@ -90,17 +113,14 @@ impl BacklogSum {
             });
         }
         *queued = newest;
-        let [owner, _] = &levels;
         queued.0.retain(|priority, requests| {
-            let [owners, origins] = &self.levels;
-            let own = [
-                owners.get(owner).filter(|_| owners.len() > 1),
-                origins.get(origin),
-            ];
-            let is_full = |bands: &BTreeMap<i32, OriginBand>| {
-                bands.len() >= PRIORITIES_MAX && !bands.contains_key(priority)
-            };
-            if own.into_iter().flatten().any(is_full) {
+            let limits = [PRIORITIES_PER_OWNER_MAX, PRIORITIES_MAX];
+            let mut own = self.levels.iter().zip(&levels).zip(limits);
+            let is_full = own.any(|((rows, of), max)| {
+                let full = rows.get(of).filter(|bands| bands.len() >= max);
+                full.is_some_and(|bands| !bands.contains_key(priority))
+            });
+            if is_full {
                 return false;
             }
             self.change(&levels, *priority, |known| OriginBand {
@@ -141,27 +161,53 @@ impl BacklogSum {
     }
 
     /// Returns the sum without the report of one proxy of `origin`, encoded for a message. If there
-    /// are too many priorities, the priorities that most owners report are kept, then the
-    /// priorities that most origins report.
-    pub fn without(&self, origin: &Origin, own: &QueuedRequests) -> Vec<u8> {
-        let mut bands: Vec<([usize; 2], QueuedInBand)> = self
+    /// are too many priorities, the message contains first those that most owners report. Of the
+    /// priorities that one owner reports, first come those of the owner with the fewest priorities.
+    /// The same order applies to the origins of an owner. So priorities that one pod or one owner
+    /// makes up do not push out the few of others.
+    pub fn without(&mut self, origin: &Origin, own: &QueuedRequests, now: Instant) -> Vec<u8> {
+        self.select(now);
+        let queued = |priority: &i32| {
+            let own = own.0.get(priority).copied().unwrap_or(0);
+            let queued = QueuedInBand {
+                priority: *priority,
+                requests: self.bands.get(priority)?.counted(origin) - own,
+                bytes: 0,
+            };
+            Some(queued).filter(|queued| queued.requests > 0)
+        };
+        let bands = self.selected.iter().filter_map(queued);
+        backlog::write(&bands.take(PRIORITIES_MAX).collect::<Vec<_>>())
+    }
+
+    fn select(&mut self, now: Instant) {
+        let is_recent = |at: Instant| now.saturating_duration_since(at) < SELECTION_INTERVAL;
+        if self.bands.len() > SELECTED_MAX && self.selected_at.is_some_and(is_recent) {
+            return;
+        }
+        let mut ranked: Vec<_> = self
             .bands
             .iter()
-            .map(|(priority, band)| {
-                let own = own.0.get(priority).copied().unwrap_or(0);
-                let queued = QueuedInBand {
-                    priority: *priority,
-                    requests: band.counted(origin) - own,
-                    bytes: 0,
-                };
-                (band.ranks.each_ref().map(BTreeSet::len), queued)
-            })
-            .filter(|(_, queued)| queued.requests > 0)
+            .map(|(priority, band)| (self.rank(band), *priority))
             .collect();
-        bands.sort_by_key(|(origins, _)| std::cmp::Reverse(*origins));
-        bands.truncate(PRIORITIES_MAX);
-        let bands: Vec<QueuedInBand> = bands.into_iter().map(|(_, queued)| queued).collect();
-        backlog::write(&bands)
+        ranked.sort_unstable();
+        ranked.truncate(SELECTED_MAX);
+        self.selected = ranked.into_iter().map(|(_, priority)| priority).collect();
+        self.selected_at = Some(now);
+    }
+
+    /// Returns the place of a priority in the selection. The lowest place is first. For owners and
+    /// then origins, the place has how many report the priority, and if it is one, how many
+    /// priorities that one reports.
+    fn rank(&self, band: &QueuedBand) -> [(Reverse<usize>, usize); 2] {
+        let place = |reports: &BTreeSet<(u64, Origin)>, rows: &PrioritiesByOrigin| {
+            let only = reports.first().filter(|_| reports.len() == 1);
+            let row = only.and_then(|(_, of)| rows.get(of));
+            (Reverse(reports.len()), row.map_or(0, BTreeMap::len))
+        };
+        let [owner_reports, origin_reports] = &band.ranks;
+        let [owners, origins] = &self.levels;
+        [place(owner_reports, owners), place(origin_reports, origins)]
     }
 }
 
@@ -189,20 +235,72 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn an_owner_with_many_pods_has_the_priorities_of_one() {
-        let pod = |last| Origin {
-            certificate: Some("pods".into()),
+    fn pod(certificate: &str, last: u8) -> Origin {
+        Origin {
+            certificate: Some(certificate.into()),
             ..of(last)
-        };
-        let mut sum = BacklogSum::default();
-        sum.replace(&of(1), &mut QueuedRequests::default(), queued(&[(-1, 1)]));
-        for last in 0..10_u8 {
-            let first = 1_000 * i32::from(last);
-            let bands: Vec<(i32, u64)> = (first..first + 40).map(|band| (band, 1)).collect();
-            sum.replace(&pod(last), &mut QueuedRequests::default(), queued(&bands));
         }
-        assert_eq!(sum.bands.len(), PRIORITIES_MAX + 1);
+    }
+
+    /// Adds a report of `count` priorities from `first`.
+    fn report(sum: &mut BacklogSum, origin: &Origin, first: i32, count: i32) {
+        let bands: Vec<(i32, u64)> = (first..first + count).map(|band| (band, 1)).collect();
+        sum.replace(origin, &mut QueuedRequests::default(), queued(&bands));
+    }
+
+    /// Returns the priorities in a message to a proxy that queues nothing.
+    fn sent(sum: &mut BacklogSum, now: Instant) -> BTreeSet<i32> {
+        let none = QueuedRequests::default();
+        let bands = backlog::read(&sum.without(&of(250), &none, now));
+        bands.iter().map(|band| band.priority).collect()
+    }
+
+    #[test]
+    fn an_owner_with_many_pods_hides_no_priority_of_another_owner() {
+        for apart in [0, 64] {
+            let mut sum = BacklogSum::default();
+            for last in 0..64_u8 {
+                let first = -100_000 + apart * i32::from(last);
+                report(&mut sum, &pod("pods", last), first, 64);
+            }
+            for last in 0..3_u8 {
+                report(&mut sum, &pod("fleet", 100 + last), last.into(), 1);
+            }
+            assert!(sum.bands.len() <= PRIORITIES_PER_OWNER_MAX + 3);
+            let sent = sent(&mut sum, Instant::now());
+            assert!(sent.is_superset(&(0..3).collect()), "{apart}: {sent:?}");
+            assert_eq!(sent.len(), PRIORITIES_MAX, "{apart}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_makes_up_priorities_hides_none_of_its_fleet() {
+        let mut sum = BacklogSum::default();
+        report(&mut sum, &pod("fleet", 0), -100_000, 64);
+        for last in 1..=40_u8 {
+            report(&mut sum, &pod("fleet", last), last.into(), 1);
+        }
+        let sent = sent(&mut sum, Instant::now());
+        assert!(sent.is_superset(&(1..=40).collect()), "{sent:?}");
+    }
+
+    #[test]
+    fn many_priorities_are_selected_once_for_many_messages() {
+        let mut sum = BacklogSum::default();
+        let now = Instant::now();
+        for last in 0..4_u8 {
+            report(
+                &mut sum,
+                &pod("pods", last),
+                -100_000 + 64 * i32::from(last),
+                64,
+            );
+        }
+        sent(&mut sum, now);
+        report(&mut sum, &pod("fleet", 4), 0, 1);
+        let soon = now + SELECTION_INTERVAL / 2;
+        assert!(!sent(&mut sum, soon).contains(&0));
+        assert!(sent(&mut sum, now + SELECTION_INTERVAL).contains(&0));
     }
 
     fn of(last: u8) -> Origin {
@@ -240,7 +338,8 @@ mod tests {
                             *expected.entry(*priority).or_insert(0) += requests;
                         }
                     }
-                    let found: BTreeMap<i32, u64> = backlog::read(&sum.without(&self::of(1), &proxies[own]))
+                    let sent = sum.without(&self::of(1), &proxies[own], Instant::now());
+                    let found: BTreeMap<i32, u64> = backlog::read(&sent)
                         .iter()
                         .map(|band| (band.priority, band.requests))
                         .collect();
@@ -262,7 +361,7 @@ mod tests {
                 sum.replace(&self::of(of), queue, queued(&[(priority, requests)]));
             }
             let own = proxies.remove(&0).unwrap_or_default();
-            let sent = backlog::read(&sum.without(&of(0), &own));
+            let sent = backlog::read(&sum.without(&of(0), &own, Instant::now()));
             for priority in 0..2 {
                 let of_queue = |queue: &QueuedRequests| queue.0.get(&priority).copied().unwrap_or(0);
                 let claims: Vec<u64> = proxies.values().map(of_queue).collect();
@@ -282,13 +381,13 @@ mod tests {
         let mut honest = QueuedRequests::default();
         sum.replace(&of(1), &mut liar, queued(&[(0, 1_000_000), (1, 1_000_000)]));
         sum.replace(&of(2), &mut honest, queued(&[(0, 10)]));
-        let sent = backlog::read(&sum.without(&of(2), &honest));
+        let sent = backlog::read(&sum.without(&of(2), &honest, Instant::now()));
         let sent: Vec<(i32, u64)> = sent
             .iter()
             .map(|band| (band.priority, band.requests))
             .collect();
         assert_eq!(sent, [(0, 30), (1, COUNTED_MIN)]);
-        let to_liar = backlog::read(&sum.without(&of(1), &liar));
+        let to_liar = backlog::read(&sum.without(&of(1), &liar, Instant::now()));
         assert_eq!(to_liar[0].requests, 10, "a claim is never raised");
     }
 
@@ -305,7 +404,7 @@ mod tests {
         for (last, proxy) in (2..).zip(&mut honest) {
             sum.replace(&of(last), proxy, queued(&[(1_000_000, 2)]));
         }
-        let sent = backlog::read(&sum.without(&of(2), &honest[0]));
+        let sent = backlog::read(&sum.without(&of(2), &honest[0], Instant::now()));
         assert_eq!(sent.len(), PRIORITIES_MAX);
         assert!(
             sent.iter()

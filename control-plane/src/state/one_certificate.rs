@@ -60,7 +60,7 @@ fn queued() -> u64 {
         requests: 10,
         ..QueuedInBand::default()
     }]));
-    let sent = backlog::read(&sum.without(&other(), &own));
+    let sent = backlog::read(&sum.without(&other(), &own, Instant::now()));
     sent.iter().map(|band| band.requests).sum()
 }
 

@@ -218,7 +218,7 @@ impl PeerRelay {
         let own = pool.processes.get(&process_id);
         let none = (Origin::default(), QueuedRequests::default());
         let (origin, queued) = own.map_or((&none.0, &none.1), |own| (&own.origin, &own.backlog));
-        let backlog = pool.backlog.without(origin, queued);
+        let backlog = pool.backlog.without(origin, queued, now);
         let row = pool.report_without(process_id, written);
         Some(state::PeerLoad {
             pool: view.name.to_string(),

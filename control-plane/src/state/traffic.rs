@@ -281,7 +281,10 @@ fn quantile(histogram: &TotalsHistogram, share: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::state::counters::TotalsLabel;
+    use proto::state;
+
+    use crate::state::counters::{CounterStore, TotalsLabel, VmReport};
+    use crate::state::peer::{Origin, ProxyProcess, RemoteAddress};
 
     use super::*;
 
@@ -371,6 +374,58 @@ mod tests {
             begin + SAMPLE_INTERVAL,
         );
         assert_eq!(samples(&history)[0].requests, 2);
+    }
+
+    #[test]
+    fn first_counts_of_made_up_vms_are_no_traffic_and_hide_none() {
+        let proxy = |last: u8| ProxyProcess {
+            node_id: "n".to_owned(),
+            id: last.into(),
+            remote: RemoteAddress {
+                origin: Origin {
+                    certificate: None,
+                    address: Some([10, 0, 0, last].into()),
+                },
+                socket: None,
+            },
+        };
+        let report = |vm_id, requests| {
+            vec![VmReport::from_vm(state::VmCounters {
+                pool: "p".to_owned(),
+                vm_id,
+                models: vec![state::ModelCounters {
+                    model: "m".to_owned(),
+                    requests,
+                    prompt_tokens: requests,
+                    ..Default::default()
+                }],
+                ..Default::default()
+            })]
+        };
+        let mut store = CounterStore::default();
+        let mut history = TrafficHistory::default();
+        let pool = Arc::from("p");
+        let begin = Instant::now();
+        let mut sample = |store: &CounterStore, now| {
+            history.record(
+                &pool,
+                &store.totals("p", now),
+                &store.first_reports("p"),
+                now,
+            );
+            samples(&history).pop()
+        };
+        store.report(&proxy(1), report(1, 1_000), begin);
+        assert_eq!(sample(&store, begin), None);
+        for vm_id in 0..100 {
+            store.report(&proxy(2), report(vm_id, u64::MAX), begin);
+        }
+        store.report(&proxy(1), report(1, 1_002), begin);
+        let sample = sample(&store, begin + SAMPLE_INTERVAL).unwrap();
+        assert_eq!((sample.requests, sample.prompt_tokens), (2, 2));
+        let arrivals = store.take_arrivals("p");
+        let made_up = proxy(2).remote.origin;
+        assert!(!arrivals.contains_key(&made_up), "{arrivals:?}");
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //!
 //! A count beyond the limit is cut, and the next reports make up for it. So an honest VM loses
 //! nothing. A report does not say how old its VM is, so the first report of a VM has only the limit
-//! of what a VM counts in years (`CountLimit::OF_VM`). These first counts are no growth, and are
-//! subtracted where growth matters (`CounterStore::first_reports`).
+//! of what a VM counts in years (`CountLimit::OF_VM`). These first counts are no growth: they are
+//! subtracted where growth matters (`CounterStore::first_reports`), and the scaler does not see
+//! them. In `/metrics` they are one jump of a counter, as when an old proxy connects to a new
+//! daemon.
 
 use std::time::Duration;
 
