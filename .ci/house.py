@@ -42,7 +42,7 @@ README_LINES_MAX = 149
 # All tracked Markdown files, by the count of `words`: code blocks, tables and generated pages count too, and each part of a name
 # such as `flow_control` is a word. A reader cannot keep more in view; who adds a page shortens another.
 DOCUMENT_WORDS_MAX = 45_000
-# The measured results that the pages show (`docs/data`), in bytes. Raw results belong to a release.
+# The measured results that the pages show (`docs/data`), in bytes. A release publishes them; raw results stay in `target`.
 RESULT_BYTES_MAX = 300_000
 # All data files, in bytes: the results, two public traces (307 KB, compressed) and recorded answers of vLLM. Tests read the traces and
 # the answers, and must run without a network.

@@ -31,11 +31,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "deploy/images"))
 
 import cross  # noqa: E402: the folder of what builds images
+import layers  # noqa: E402
 from debian import ARCHITECTURES  # noqa: E402
 
 IMAGES = ROOT / "target" / "images"
 # The images for tests, which a release does not publish.
 NOT_PUBLISHED = ("switchpoint-model-server",)
+# The measured results from which pages are printed. Their copy in a release stays when a new measurement replaces them.
+RESULTS = "docs/data"
 CHART = ROOT / "deploy/charts/switchpoint"
 # The commit of each release, for tests in checkouts without tags.
 RELEASES = ROOT / ".ci" / "releases.toml"
@@ -130,6 +133,15 @@ def package_chart(folder: pathlib.Path, registry: str) -> None:
         run(HELM, "package", chart, "--destination", folder)
 
 
+def archive_results(folder: pathlib.Path) -> None:
+    """Writes the measured results into one archive, whose bytes depend only on them."""
+    name = f"switchpoint-data-{version()}"
+    files = (ROOT / RESULTS).glob("*.json")
+    with tempfile.TemporaryDirectory() as temporary:
+        archive = layers.write([layers.Entry(f"/{name}/{file.name}", content=file) for file in files], pathlib.Path(temporary))
+        shutil.copyfile(archive, folder / f"{name}.tar.gz")
+
+
 def collect(folder: pathlib.Path, registry: str) -> None:
     """Copies the layouts of images and SBOMs into `images`, and what users download beside it."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -147,6 +159,7 @@ def collect(folder: pathlib.Path, registry: str) -> None:
     shutil.copy(ROOT / "target/wasm32-wasip1/release/switchpoint.wasm", folder / f"switchpoint-{version()}.wasm")
     for name, file in programs(images).items():
         shutil.copy(file, folder / name)
+    archive_results(folder)
     package_chart(folder, registry)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]

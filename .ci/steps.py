@@ -27,7 +27,7 @@ LOGS = ROOT / "target" / "ci"
 DENY = ".tools/bin/cargo-deny --locked"
 # A step that runs longer counts as hung: a cold build of the whole workspace takes a few minutes on two cores.
 STEP_SECONDS_MAX = 2_400
-# Leaves out the tests in modules `slow`, which take 20 s and more each; `make e2e-long` runs them.
+# Leaves out the tests in modules `slow`, which `make e2e-long` runs. `slow.toml` says why for each.
 NOT_SLOW = "-- --skip slow::"
 # Chooses the number of threads for each test program.
 THREADS = f"""--config "target.'cfg(all())'.runner = '{ROOT}/.ci/test_threads.sh'" """.strip()
@@ -36,11 +36,13 @@ LONG = "--features e2e/long"
 # Clippy's driver is rustc with more lints. In place of rustc, it lints while it compiles. This saves the pass of
 # `cargo clippy` over all crates and dependencies (4 of 15 minutes on two cores). A warning is an error.
 WITH_CLIPPY = "RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
-# Runs the test programs that PROGRAMS names to `test_threads.sh`: `daemon` or `others`.
+# Runs the test programs that PROGRAMS names to `test_threads.sh`.
 TESTS = f"{WITH_CLIPPY} cargo test --locked --workspace --lib --bins --tests {LONG} --no-fail-fast {THREADS} {NOT_SLOW}"
-TESTS_ON_ENVOY = f"{WITH_CLIPPY} cargo test --locked --workspace --test e2e {LONG} {THREADS} {NOT_SLOW}"
-# Builds all that these programs and `cargo bench` run, at low priority, because the tests on Envoy run at the same time. Cargo locks
-# its folder while it builds, so the build begins when the tests on Envoy no longer need the lock: a second or two after their start.
+# The tests on Envoy, and those of the daemon.
+TIMED = "--test e2e --test daemon"
+TIMED_TESTS = f"{WITH_CLIPPY} cargo test --locked --workspace {TIMED} {LONG} --no-fail-fast {THREADS} {NOT_SLOW}"
+# Builds all other programs, and what `cargo bench` runs, at low priority, because the timed tests run at the same time. Cargo locks its
+# folder while it builds, so the build begins when the timed tests no longer need the lock: a second or two after their start.
 BUILD_ALL = f"sleep 5 && {WITH_CLIPPY} nice -n 19 cargo build --locked --workspace --bins --tests --examples --benches {LONG}"
 # What the group `charts` needs; `make e2e-cluster` builds the same and more.
 CHART_TOOLS = "etcd kube-apiserver kube-controller-manager schemas helm crane"
@@ -353,7 +355,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     ],
     # Tests that compile no Rust, so `make test` runs them before it builds anything.
     "scripts": lambda: [
-        Step("scripts: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
+        Step("scripts: release", "python3 .ci/test_release.py Versions Releases Results Workflows", unit_tests),
         Step("scripts: the chart's page", "python3 -m unittest discover deploy/charts/tests -k Page", unit_tests),
         # This step needs Node with npm. Without them, or without the registry, it is skipped.
         Step("scripts: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
@@ -372,8 +374,8 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "tests": lambda: [
         # Linking the module and wasm-opt use one core, so this build begins with the step that makes the module.
         Step(
-            "tests: build what the tests on Envoy need, with clippy",
-            f"{WITH_CLIPPY} cargo build --locked --workspace --bins --test e2e {LONG}",
+            "tests: build those on Envoy and of the daemon, with clippy",
+            f"{WITH_CLIPPY} cargo build --locked --workspace --bins {TIMED} {LONG}",
             one,
             begins=Begins.WITH_PREVIOUS,
         ),
@@ -384,11 +386,9 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             buildable,
             begins=Begins.FIRST,
         ),
-        # Tests on Envoy wait for half of their time, so all others are built and run meanwhile. Tests of the daemon measure how soon it
-        # answers, so they run alone.
-        Step("tests: on Envoy", f"PROGRAMS=e2e {TESTS_ON_ENVOY}", cargo_test),
-        Step("tests: build with clippy and run all others", f"{BUILD_ALL} && PROGRAMS=others {TESTS}", cargo_test, begins=Begins.WITH_PREVIOUS),
-        Step("tests: the daemon", f"PROGRAMS=daemon {TESTS}", cargo_test),
+        # These tests wait for half of their time, so all others are built and run meanwhile, at low priority.
+        Step("tests: on Envoy, and of the daemon", f"PROGRAMS=timed {TIMED_TESTS}", cargo_test),
+        Step("tests: build with clippy and run all others", f"{BUILD_ALL} && nice -n 19 env PROGRAMS=others {TESTS}", cargo_test, begins=Begins.WITH_PREVIOUS),
     ],
     # The steps that need Helm, crane or Kubernetes' controllers.
     "charts": lambda: [
@@ -414,7 +414,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("e2e: an optimized daemon", "cargo build --locked --release -p control-plane --bin switchpointd", one),
         Step(
             "e2e: one host with all its streams",
-            f"SWITCHPOINTD={ROOT}/target/release/switchpointd cargo test --locked -p control-plane --test it -- slow::",
+            f"SWITCHPOINTD={ROOT}/target/release/switchpointd cargo test --locked -p control-plane --test daemon -- slow::",
             cargo_test,
         ),
         Step("e2e: tests of requests and replies, in wasm", "cargo test --locked -p exchange --test wasm -- slow::", cargo_test),

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import time
 import tomllib
@@ -79,6 +80,32 @@ class Releases(unittest.TestCase):
                     self.assertEqual(found.stdout.strip(), commit, revision)
                     cargo = subprocess.run(["git", "show", f"{commit}:Cargo.toml"], cwd=release.ROOT, capture_output=True, text=True, check=True)
                     self.assertIn(f'\nversion = "{version}"\n', cargo.stdout)
+
+
+class Results(unittest.TestCase):
+    """The measured results in a release, collected from a small tree without images."""
+
+    def collected(self, names: list[str]) -> pathlib.Path:
+        """Writes results of these names in this order, and returns the folder of the release."""
+        root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        others = {"Cargo.toml": 'version = "1.2.3"\n', "images/images.json": "[]", "target/wasm32-wasip1/release/switchpoint.wasm": "module"}
+        for name, text in ({f"docs/data/{name}": name for name in names} | others).items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        with mock.patch.multiple(release, ROOT=root, IMAGES=root / "images", package_chart=mock.DEFAULT), contextlib.redirect_stdout(None):
+            release.collect(root / "out", "registry.example.com")
+        return root / "out"
+
+    def test_the_measured_results_are_one_file_whose_bytes_depend_only_on_them(self):
+        out = self.collected(["b.json", "a.json", "plot.svg"])
+        archive = out / "switchpoint-data-1.2.3.tar.gz"
+        with tarfile.open(archive) as opened:
+            entries = {entry.name: (opened.extractfile(entry).read() if entry.isfile() else None, entry.mtime) for entry in opened}
+        folder = "switchpoint-data-1.2.3"
+        self.assertEqual(list(entries.items()), [(folder, (None, 0)), (f"{folder}/a.json", (b"a.json", 0)), (f"{folder}/b.json", (b"b.json", 0))])
+        again = self.collected(["a.json", "b.json"]) / archive.name
+        self.assertEqual(again.read_bytes(), archive.read_bytes())
+        self.assertIn(f"{hashlib.sha256(archive.read_bytes()).hexdigest()}  {archive.name}\n", (out / "SHA256SUMS").read_text())
 
 
 def write_layout(folder: pathlib.Path, content: bytes) -> str:

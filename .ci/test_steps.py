@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import unittest
 from datetime import date, timedelta
 from unittest import mock
@@ -171,13 +172,55 @@ class Unsteady(unittest.TestCase):
 
 
 class Slow(unittest.TestCase):
+    """The tests that `make test` leaves out."""
+
+    LIST = steps.ROOT / ".ci" / "slow.toml"
+    FIELDS = {"why", "finds", "found", "seconds", "waits"}
+    # A test that was measured with fewer seconds, and was the first to find this many faults, belongs in `make test`.
+    SECONDS_MAX, FOUND_MIN = 60, 2
+    # A test of fewer seconds is no reason to leave it out.
+    SECONDS_MIN = 15
+
+    def modules(self) -> set[str]:
+        """Returns the files with a module `slow`."""
+        patterns = [f"{crate}/{folder}/**/*.rs" for crate in ("*", "*/*") for folder in ("src", "tests")]
+        files = {path for pattern in patterns for path in steps.ROOT.glob(pattern) if re.search(r"(?m)^ *mod slow\b", path.read_text())}
+        return {path.relative_to(steps.ROOT).as_posix() for path in files}
+
+    def complaints(self, listed: dict[str, dict]) -> list[str]:
+        found = []
+        for name, row in listed.items():
+            measured = max(row.get("seconds", [self.SECONDS_MAX]))
+            longest = max(row.get("seconds", [row.get("waits", self.SECONDS_MIN)]))
+            if not row.keys() <= self.FIELDS or row.get("why") not in ("time", "quiet", "tools") or not row.get("finds"):
+                found.append(f"{name}: it needs why and finds, and has no other fields than {sorted(self.FIELDS)}")
+            elif row["why"] == "time" and longest < self.SECONDS_MIN:
+                found.append(f"{name}: {longest} s are too few to leave it out of make test")
+            elif len(row.get("found", [])) >= self.FOUND_MIN and measured < self.SECONDS_MAX:
+                found.append(f"{name}: it finds much in {measured} s, so it belongs in make test")
+        return found
+
     def test_each_module_that_make_test_leaves_out_has_a_step(self):
         commands = [step.command for group in ("charts", "e2e-slow") for step in steps.GROUPS[group]()]
-        files = [path for path in [*steps.ROOT.glob("*/tests/**/*.rs"), *steps.ROOT.glob("*/*/tests/**/*.rs")] if re.search(r"(?m)^mod slow\b", path.read_text())]
-        crates = {re.search(r"([^/]+)/tests/", str(path.relative_to(steps.ROOT)))[1] for path in files}
-        self.assertEqual(crates, {"control-plane", "discovery", "e2e", "exchange", "migrate"})
+        crates = {re.search(r"([^/]+)/(?:src|tests)/", name)[1] for name in self.modules()}
+        self.assertEqual(crates, {"control-plane", "discovery", "e2e", "exchange", "migrate", "race"})
         for crate in crates:
             self.assertTrue(any(f"-p {crate} " in command and command.endswith(" slow::") for command in commands), crate)
+
+    def test_each_file_that_make_test_leaves_out_is_listed(self):
+        drills = {path.relative_to(steps.ROOT).as_posix() for path in (steps.ROOT / "e2e/tests/long").glob("**/*.rs")}
+        listed = tomllib.loads(self.LIST.read_text())
+        self.assertEqual(set(listed), self.modules() | drills - {"e2e/tests/long/main.rs"})
+        self.assertEqual(self.complaints(listed), [])
+
+    def test_a_test_that_is_quick_or_finds_much_in_little_time_must_move(self):
+        row = {"why": "time", "finds": "A leak."}
+        for change, number in [
+            ({}, 0), ({"waits": 15}, 0), ({"seconds": [3, 14]}, 1), ({"why": "quiet", "waits": 3}, 0), ({"why": "slow"}, 1), ({"finds": ""}, 1),
+            ({"second": 20}, 1), ({"seconds": [20, 59], "found": ["a", "b"]}, 1), ({"seconds": [20, 60], "found": ["a", "b"]}, 0),
+            ({"seconds": [20, 59], "found": ["a"]}, 0), ({"waits": 42, "found": ["a", "b"]}, 0), ({"waits": 14}, 1),
+        ]:
+            self.assertEqual(len(self.complaints({"a.rs": row | change})), number, change)
 
 
 class Order(unittest.TestCase):
@@ -210,10 +253,10 @@ class Programs(unittest.TestCase):
     def test_all_test_programs_are_run_but_the_slow_drills(self):
         with tempfile.TemporaryDirectory() as folder:
             for name, runs in {
-                "e2e/e2e-1": ["", "e2e"],
+                "e2e/e2e-1": ["", "timed"],
                 "crate/it-2": ["", "others"],
-                "control-plane/it-3": ["", "daemon"],
-                "control-plane/daemon-3": ["", "others"],
+                "control-plane/daemon-3": ["", "timed"],
+                "control-plane/control_plane-3": ["", "others"],
                 "e2e/long-4": [],
             }.items():
                 program = pathlib.Path(folder) / name
@@ -221,7 +264,7 @@ class Programs(unittest.TestCase):
                 program.write_text("#!/bin/sh\necho it ran\n")
                 program.chmod(0o755)
                 run = [steps.ROOT / ".ci" / "test_threads.sh", program]
-                for programs in ("", "e2e", "daemon", "others"):
+                for programs in ("", "timed", "others"):
                     environment = os.environ | {"PROGRAMS": programs}
                     output = subprocess.run(run, capture_output=True, text=True, check=True, env=environment, cwd=program.parent).stdout
                     self.assertEqual("it ran" in output, programs in runs, name)

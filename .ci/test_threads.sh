@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a test program, if it is one of PROGRAMS: `e2e` (the tests on Envoy), `daemon` (tests of the daemon, which measure how soon
+# Runs a test program, if it is one of PROGRAMS: `timed` (the tests on Envoy and those of the daemon, which measure how soon
 # it answers), `others`, or empty for all. Three threads run the first two on two cores, because these tests wait for a process
 # or for time to pass.
 skip() {
@@ -12,8 +12,7 @@ threads=$(((cores * 3 + 1) / 2))
 case "$PWD:$1" in
   # `make test` compiles and lints the slow drills; only `make e2e-long` runs them.
   */long-*) skip ;;
-  */e2e-*) [ "${PROGRAMS:-e2e}" = e2e ] || skip ;;
-  */control-plane:*/it-*) [ "${PROGRAMS:-daemon}" = daemon ] || skip ;;
+  */e2e-* | */daemon-*) [ "${PROGRAMS:-timed}" = timed ] || skip ;;
   *) [ "${PROGRAMS:-others}" = others ] || skip; threads="$cores" ;;
 esac
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$threads}"

@@ -8,8 +8,8 @@ use super::reference_items::{FEATURE_GATES, FOREIGN, ItemSupport, PARAMETERS};
 const HEAD: &str = "\
 # Plugins and configuration
 
-The tests print this page from the code: `UPDATE_DOCS=1 cargo test -p control-plane --test it docs`. `switchpointd check
-FILE` shows what a configuration file does. See also [differences from llm-d](differences.md).
+The tests print this page from the code: `UPDATE_DOCS=1 cargo test -p control-plane --test daemon docs`. `switchpointd
+check FILE` shows what a configuration file does. See also [differences from llm-d](differences.md).
 
 An endpoint's total is the sum of its scores (0 to 1), each multiplied by its weight (default 1). Plugins, parameters
 and defaults are llm-d-router's unless the text says otherwise.
@@ -60,8 +60,8 @@ b = (B + Bmean) / 2,  k = (K + Kmean) / 2
 | E | share of computed prompt tokens that had been cached and were evicted, lately; at most 0.95 |
 | f | failure rate here minus the rate at other endpoints |
 
-Two parameters can be set. A higher `ttftWeight` shortens the longest TTFTs and makes whole requests a little slower. A
-higher `queueExternality` keeps queues more even, at the same price; with 0, bursts of unlike prompts wait longer
+A higher `ttftWeight` shortens the longest TTFTs and makes whole requests a little slower. A higher `queueExternality`
+keeps queues more even, at the same price; with 0, bursts of unlike prompts wait longer
 ([figures](race-simulator.md#the-parameters)). To serve the most requests within their SLOs, set `ttftWeight` to 2 and
 `queueExternality` to 0.
 

@@ -199,7 +199,7 @@ async fn metric_names_of_the_daemon_and_the_filter_are_in_the_document() {
     } else {
         assert!(
             written == document,
-            "docs/reference/metrics.md is stale: UPDATE_DOCS=1 cargo test -p control-plane --test it metric_names"
+            "docs/reference/metrics.md is stale: UPDATE_DOCS=1 cargo test -p control-plane --test daemon metric_names"
         );
     }
 }
