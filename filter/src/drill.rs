@@ -53,7 +53,7 @@ pub fn wrote<H: Host>(host: &H, key: &str) {
 /// Traps if the bytes contain [`TRAP`].
 pub fn obey(bytes: &[u8]) {
     if bytes.windows(TRAP.len()).any(|word| word == TRAP) {
-        log::error!("trap, as told by a drill");
+        log::error!("a drill makes this VM trap");
         #[cfg(target_arch = "wasm32")]
         core::arch::wasm32::unreachable();
         #[cfg(not(target_arch = "wasm32"))]
@@ -70,7 +70,7 @@ pub fn stall<H: Host>(host: &H, bytes: &[u8]) {
             .share("switchpoint/1/drill/stalled", b"1", WriteCondition::Absent)
             .is_ok()
     {
-        log::error!("standing still, as told by a drill");
+        log::error!("a drill makes this VM stand still");
         let until = host.now().plus_ms(STALL_MS);
         while host.now() < until {}
     }

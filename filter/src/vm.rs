@@ -37,8 +37,8 @@ use watched::WatchedStreams;
 /// The tick period, in ms. This is the longest delay after a lost wake-up, for a parked request,
 /// and for a lease that became free. A tick takes a few µs.
 pub const TICK_MS: u32 = 100;
-/// The maximum number of requests parked in one VM. Further requests are refused immediately. A
-/// worker that gets so many requests in two seconds without state gains nothing by parking more.
+/// The maximum number of requests parked in one VM. Further requests are refused immediately. If a
+/// worker without state gets more requests than this in two seconds, parking more does not help.
 const PARKED_MAX: usize = 2_048;
 /// The tick period while flow control holds requests, in ms. After a lost wake-up, or after another
 /// worker made room, a held request waits at most this long.
@@ -435,7 +435,7 @@ impl<H: Host> VmState<H> {
                 Ok(applied) if applied.contains(&Applied::Nothing) => {
                     self.metrics.count(Stat::Refused);
                     log::error!(
-                        "pool {}: a message in the snapshot store cannot be read here",
+                        "pool {}: this VM cannot decode a message that another VM stored",
                         replica.name
                     );
                 }

@@ -56,7 +56,7 @@ pub use counters::{
     ModelLabel, PoolCounters, TokenCounters, UNLISTED_NAME_BYTES_MAX,
 };
 pub use crash_correlation::PromptSuspicion;
-pub use ejection::{Ejection, Ejections};
+pub use ejection::{Ejection, EjectionCause, Ejections};
 pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
 pub use miss_cause::{MISS_CAUSES, MissedTokens};
 pub use pick::{LedgerHold, RecordedPick, SessionTokenHeader};

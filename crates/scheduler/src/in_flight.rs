@@ -83,8 +83,8 @@ pub struct InFlightTicket {
 #[derive(Clone, Copy, Debug)]
 struct LedgerRow {
     generation: Generation,
-    /// A number that changes whenever the row is reset, and that no other row has had. So old
-    /// tickets do not count when a generation returns.
+    /// A number that is new at each reset of the row, and that no other row has had. So a ticket
+    /// from before a reset never counts again, even if the row returns to the same generation.
     epoch: u64,
     load: EndpointLoad,
     /// Whether the slot is in `changed`.
@@ -155,8 +155,8 @@ impl InFlight {
         self.add(ticket);
     }
 
-    /// Sets the prompt, as not cached, and the expected output of a request that has no first token
-    /// yet.
+    /// Sets the prompt and the expected output of a request that has no first token yet. The whole
+    /// prompt counts as not cached.
     #[cold]
     pub fn set_prompt(&mut self, ticket: &mut InFlightTicket, tokens: u32, output_tokens: u32) {
         if ticket.past_first_token {
@@ -230,9 +230,9 @@ impl InFlight {
     }
 
     /// Moves the request to the endpoint `to`, which serves the request instead: a retry reached
-    /// the next endpoint of the ranked list. `to` may belong to an older snapshot, so this replaces
-    /// a row of another generation only if that row is empty. If that row is not empty, no row
-    /// counts the request.
+    /// the next endpoint of the ranked list. `to` may belong to an older snapshot. So if the row
+    /// of `to` has another generation, it is replaced only if it is empty; otherwise no row counts
+    /// the request.
     pub fn transfer(&mut self, ticket: &mut InFlightTicket, to: EndpointRef) {
         if to == ticket.endpoint {
             return;

@@ -22,9 +22,10 @@ use crate::slo::{Slo, TrackedSlo, ms};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Headroom {
     pub predicted_ms: f32,
-    /// The limit in ms: the lower of the request's own SLO and the lowest SLO at the endpoint. The
-    /// limit is infinite if neither SLO exists. The limit is 0 if the request has no SLO at all, so
-    /// that the endpoint with the lowest latency has the most headroom.
+    /// The limit in ms: the lower of the request's own SLO and the lowest SLO at the endpoint. If
+    /// neither SLO exists, but the request has one of the other kind (TTFT or TPOT), the limit is
+    /// infinite. If the request has no SLO of either kind, the limit is 0, so that the endpoint
+    /// with the lowest latency has the most headroom.
     pub limit_ms: f32,
     /// Whether the limit comes from other requests at the endpoint, not from the request itself.
     pub of_others: bool,
@@ -201,7 +202,7 @@ impl Predictions {
     }
 }
 
-/// Does [`crate::tracked_slo`].
+/// Implements [`crate::tracked_slo`].
 pub(crate) fn tracked_slo(
     table: &EndpointTable,
     settings: Option<LatencySettings>,
@@ -248,7 +249,7 @@ pub(crate) fn tracked_slo(
     }
 }
 
-/// Does [`crate::possible_slo`].
+/// Implements [`crate::possible_slo`].
 pub(crate) fn possible_slo(
     table: &EndpointTable,
     settings: Option<LatencySettings>,

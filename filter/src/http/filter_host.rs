@@ -257,7 +257,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
         for (name, value) in [(HELD_MS, ms.to_string()), (BAND, priority.to_string())] {
             self.proxy
                 .property_set(name, value.as_bytes())
-                .unwrap_or_else(|e| self.failed("the time of a hold", e));
+                .unwrap_or_else(|e| self.failed("a property of a held request", e));
         }
     }
 
@@ -436,7 +436,7 @@ impl<H: Host> FilterHost<H> {
         let name = ["switchpoint_", name].concat();
         self.proxy
             .property_set(&name, value.as_bytes())
-            .unwrap_or_else(|e| self.failed("a tag", e));
+            .unwrap_or_else(|e| self.failed("a tag of a trace span", e));
     }
 
     /// Lets the headers go on to the buffer filter after this one. That filter sets the body's
@@ -446,7 +446,7 @@ impl<H: Host> FilterHost<H> {
         self.headers_went_on = true;
         self.proxy
             .header_remove(HeaderMap::Request, headers::CONTENT_LENGTH)
-            .unwrap_or_else(|e| self.failed("the length", e));
+            .unwrap_or_else(|e| self.failed("the removal of content-length", e));
         FilterStatus::Go
     }
 

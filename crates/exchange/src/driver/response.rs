@@ -25,6 +25,7 @@ impl<H: RequestHost> RequestDriver<H> {
             if !H::IS_FILTER {
                 exchange.body_answered(pool, head);
             }
+            exchange.reply_computed(pool, head);
             (step, pool.has_due())
         });
         if due {
@@ -55,7 +56,7 @@ impl<H: RequestHost> RequestDriver<H> {
             }
         }
         if last {
-            self.finish(host); // the client may read much later
+            self.reply_ends(host); // the client may read much later
         } else {
             self.piece_passes(size);
         }
@@ -90,7 +91,7 @@ impl<H: RequestHost> RequestDriver<H> {
                 self.trace_outcome(host, now);
             }
         }
-        self.finish(host);
+        self.reply_ends(host);
     }
 
     fn read_response(&mut self, host: &mut H, size: usize, last: bool) {

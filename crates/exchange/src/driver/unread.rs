@@ -43,7 +43,7 @@ pub(super) struct ReplyFlow {
     fastest: u64,
     /// The reply is as late as if no byte had passed since this time.
     late_since: Timestamp,
-    /// Whether the place is free, because the client does not read.
+    /// Whether the reply counts as unread, so its place is free.
     is_unread: bool,
 }
 
@@ -88,14 +88,26 @@ impl<H: RequestHost> RequestDriver<H> {
     }
 
     /// Handles the end of the stream. Releases the resources of the pick, unless the end of the
-    /// reply has done that.
+    /// reply has done that. If the client broke the request off, its flow pays for the delay.
     pub fn end(&mut self, host: &mut H) {
-        // For a place that is free, the flow has paid.
-        if self.is_routed() && !self.reply_flow.is_unread && !host.endpoint_broke_off() {
-            let late_ms = self.late_ms(host.now());
-            self.exchange.break_off(late_ms);
+        if self.is_routed() && !host.endpoint_broke_off() {
+            self.charge_delay(host.now());
         }
         self.finish(host);
+    }
+
+    /// Handles the last byte of the reply. A computed reply waited for its client since its
+    /// headers. Other replies may have waited for their engine, so they cost nothing more.
+    pub(super) fn reply_ends(&mut self, host: &mut H) {
+        if self.exchange.reply_kind() == ReplyKind::Computed {
+            self.charge_delay(host.now());
+        }
+        self.finish(host);
+    }
+
+    fn charge_delay(&mut self, now: Timestamp) {
+        let late_ms = self.late_ms(now);
+        self.exchange.charge_delay(late_ms);
     }
 
     /// Checks a request or a reply with too little progress. If its client does not read, stops
@@ -122,21 +134,23 @@ impl<H: RequestHost> RequestDriver<H> {
         }
         let Some(pool) = &self.pool else { return };
         let exchange = &mut self.exchange;
-        let (is_unread, is_new, cut) = host.with_pool(pool, PoolUse::Release, now, |pool| {
+        let (is_unread, cut) = host.with_pool(pool, PoolUse::Release, now, |pool| {
             let side = exchange.awaited(pool, delay, now);
             let is_unread = is_freed || side != AwaitedSide::Endpoint;
-            let is_new = is_unread && !is_freed && exchange.free_place(pool);
+            if is_unread && !is_freed {
+                exchange.free_place(pool);
+            }
             let cut = (is_freed && side == AwaitedSide::Client)
                 .then(|| exchange.cut_unread(pool, now))
                 .flatten();
-            (is_unread, is_new, cut)
+            (is_unread, cut)
         });
         self.reply_flow.is_unread = is_unread;
         if !is_unread {
             // The engine works, so the greatest pace was a burst, such as an echo of the prompt.
             self.reply_flow.fastest = 0;
         }
-        if is_new {
+        if is_unread && !is_freed {
             host.count(Some(pool), RequestCount::Unread);
             host.release_queued(pool);
         }

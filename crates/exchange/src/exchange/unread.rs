@@ -21,6 +21,10 @@ const PREFILL_MS_PER_TOKEN: u64 = 1;
 /// engine may run a tool for the request.
 const STREAM_BYTES_MIN: u64 = 1_048_576;
 
+/// A computed reply of at most this many bytes passes at once, because a proxy buffers this much of
+/// a connection (`per_connection_buffer_limit_bytes` of the shipped files).
+const BUFFERED_BYTES: usize = 65_536;
+
 /// How many bytes of a reply had passed at the last check, and for how long the reply has made too
 /// little progress, in ms.
 #[derive(Clone, Copy, Debug)]
@@ -125,14 +129,24 @@ impl Exchange {
         }
     }
 
-    /// Stops counting the request at its endpoint. Its flow pays for the place. Returns false if
-    /// that was done before.
+    /// Records that the response headers have arrived. If the engine has computed a reply that may
+    /// wait for its client, the request stops counting at its endpoint.
+    pub(crate) fn reply_computed(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>) {
+        let is_long = head.content_length > Some(BUFFERED_BYTES);
+        if let ExchangePhase::Routed(routed) = &mut self.phase
+            && is_long
+            && routed.is_computed
+        {
+            pool.suspend(&mut routed.pick.hold);
+        }
+    }
+
+    /// Stops counting the request at its endpoint. Its flow pays for the place.
     #[cold]
-    pub(crate) fn free_place(&mut self, pool: &mut ManagedPool) -> bool {
-        self.break_off(RELEASE_MS);
-        match &mut self.phase {
-            ExchangePhase::Routed(routed) => pool.suspend(&mut routed.pick.hold),
-            _ => false,
+    pub(crate) fn free_place(&mut self, pool: &mut ManagedPool) {
+        self.charge_delay(RELEASE_MS);
+        if let ExchangePhase::Routed(routed) = &mut self.phase {
+            pool.suspend(&mut routed.pick.hold);
         }
     }
 
@@ -147,10 +161,9 @@ impl Exchange {
         }
     }
 
-    /// Records that the client breaks off, or does not read, a request that has made no progress
-    /// for `ms`. Its flow pays for the time, but not for longer than the request keeps its place.
-    #[cold]
-    pub(crate) fn break_off(&mut self, ms: u64) {
+    /// Records that the request has made no progress for `ms` because of its client. Its flow pays
+    /// for the time, but not for longer than the request keeps its place.
+    pub(crate) fn charge_delay(&mut self, ms: u64) {
         if let ExchangePhase::Routed(routed) = &mut self.phase {
             routed.pick.hold.charge_silence(ms.min(RELEASE_MS));
         }

@@ -513,6 +513,41 @@ fn a_wave_of_bad_prompts_among_good_ones_ejects_no_endpoint() {
     }
 }
 
+/// Checks a pool with one client that sends one request a second. Each fifth of its prompts fails
+/// at every engine. A probe reaches the client, so a broken engine must get few probes.
+#[test]
+fn a_broken_engine_gets_few_requests_of_a_quiet_pool_in_which_some_prompts_fail_everywhere() {
+    for (seed, status) in [(1, 400), (2, 500), (3, 400), (4, 500)] {
+        let fault = EngineFault::Status(500);
+        let mut pool = BrokenEnginesWorld::new(seed, fault).workers.remove(0).pool;
+        let mut to_broken = 0;
+        for n in 0..360_u64 {
+            let now = at(100 + n * 1_000);
+            pool.tick(now);
+            let prompt = format!("prompt {n}").repeat(30);
+            let (mut exchange, to) = request(&mut pool, &prompt, false, now);
+            let to = to.unwrap().split(',').next().unwrap().to_owned();
+            let end = if to == BROKEN {
+                to_broken += u64::from(n >= 60);
+                answer_badly(&mut exchange, &mut pool, &to, fault, now.plus_ms(1));
+                now.plus_ms(1)
+            } else if n % 5 == 3 {
+                let fault = EngineFault::Status(status);
+                answer_badly(&mut exchange, &mut pool, &to, fault, now.plus_ms(1));
+                now.plus_ms(1)
+            } else {
+                answer_well(&mut exchange, &mut pool, &to, now.plus_ms(REPLY_MS));
+                now.plus_ms(REPLY_MS)
+            };
+            exchange.end(&mut pool, end);
+        }
+        assert!(
+            to_broken <= 30,
+            "seed {seed}, {status}: {to_broken} of 300 requests after the first minute"
+        );
+    }
+}
+
 /// Checks that streams are compared only with streams. One engine alone has streamed, without work,
 /// while all engines accept other requests. No other engine has shown yet that the streams are
 /// valid.

@@ -68,9 +68,9 @@ const FORWARD: &str = "src/exchange/forward.rs";
 /// the page that name it.
 #[rustfmt::skip] // The list is a table.
 const NUMBERS: &[(&str, &str, &[&str])] = &[
-    ("health.rs", "const STREAK: f32 = 5.0;", &["counted over all workers of the proxy | five witnesses |", "predicts, by at least five."]),
+    ("health.rs", "const STREAK: f32 = 5.0;", &["counted over all workers of the proxy | five witnesses |", "predicts, by at least five, either"]),
     ("health.rs", "const FRESH_MS: u64 = 1_000;", &["one if the endpoint answered nothing within the last second |"]),
-    ("health.rs", "own.failure_rate() >= 0.5)", &["within ten seconds | half of all answers |"]),
+    ("health/comparison.rs", "own.failure_rate() >= 0.5)", &["within ten seconds | half of all answers |"]),
     ("answer_window.rs", "const WINDOW_MS: u64 = 10_000;", &["| failed answers within ten seconds |", "Within ten seconds, at most two failures"]),
     ("answer_window.rs", "const TIMES_OTHERS: f32 = 2.0;", &["must also exceed twice the number"]),
     ("witnesses.rs", "const WITNESSES_MAX: usize = 8;", &["counts again only after eight other witnesses"]),
@@ -81,6 +81,8 @@ const NUMBERS: &[(&str, &str, &[&str])] = &[
     ("connection_losses.rs", "const AVOIDED_MS: u64 = 5_000;", &["requests avoid the endpoint for five seconds."]),
     ("ejection.rs", "const BASE_MS: u64 = 1_000;", &["The first ejection lasts one second,"]),
     ("ejection.rs", "const MAX_MS: u64 = 5_000;", &["each further one twice as long, up to five seconds,", "another proxy reports lasts at most five seconds,"]),
+    ("ejection.rs", "const QUIET_MAX_MS: u64 = 20_000;", &["for bad answers up to twenty seconds"]),
+    ("health/comparison.rs", "const QUIET_ANSWERS: f32 = 16.0;", &["fewer than 16 answers of other endpoints in ten seconds"]),
     ("ejection.rs", "const JITTER: f32 = 0.2;", &["shortened at random by up to a fifth."]),
     ("ejection.rs", "const PROBE_MS: u64 = 5_000;", &["while it runs, at most five seconds,"]),
     ("ejection.rs", "const OUTSIDE_REST_MS: u64 = 10_000;", &["cannot be repeated for ten seconds afterwards."]),

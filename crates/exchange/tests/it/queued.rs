@@ -14,10 +14,15 @@ use crate::release::pool_update_of;
 
 /// Returns a pool of one endpoint that takes one request at a time.
 pub(crate) fn pool(section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
+    pool_of(1, 1.0, section)
+}
+
+/// Returns a pool of endpoints that take this many requests at a time.
+fn pool_of(endpoints: u8, places: f64, section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
     let number =
         |(name, number): &(&str, f64)| ((*name).to_owned(), ParameterValue::Number(*number));
     let detector = PluginSpec {
-        parameters: vec![number(&("maxConcurrency", 1.0))],
+        parameters: vec![number(&("maxConcurrency", places))],
         ..PluginSpec::of_type("concurrency-detector")
     };
     let control = PluginSpec {
@@ -41,7 +46,7 @@ pub(crate) fn pool(section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
     .unwrap();
     let mut pool = ManagedPool::new(7, 1024);
     pool.install(
-        pool_update_of(1, 1, &spec, |_| "").with_objects(objects),
+        pool_update_of(endpoints, 1, &spec, |_| "").with_objects(objects),
         7,
         1_000,
     );
@@ -78,21 +83,70 @@ impl QueuedClient {
         Self { host, driver, flow }
     }
 
+    /// Sends a request at this time from this address, which is its client.
+    fn sends_from(pool: &Rc<RefCell<ManagedPool>>, address: &[u8], now: Timestamp) -> Self {
+        let mut host = MemoryHost::new(pool, CHAT);
+        host.now = now;
+        let (driver, flow) = host.send_with(&[(b"x-forwarded-for", address)]);
+        Self { host, driver, flow }
+    }
+
     fn is_queued(&self) -> bool {
         self.driver.is_queued()
+    }
+
+    /// Lets the engine send the headers of a reply that it has computed, of this many bytes.
+    fn computes(&mut self, bytes: usize) {
+        let address = self.endpoint();
+        let head = ResponseHead {
+            origin: ResponseOrigin::Upstream,
+            status: 200,
+            upstream_address: Some(address.as_bytes()),
+            attempts: 1,
+            content_type: Some(b"application/json"),
+            content_length: Some(bytes),
+            ..ResponseHead::default()
+        };
+        let flow = self.driver.response_headers(&mut self.host, &head);
+        assert_eq!(flow, FilterStatus::Go);
+    }
+
+    /// The address of the endpoint that is tried first.
+    fn endpoint(&self) -> String {
+        let mut log = self.host.log.iter();
+        let line = log.find(|line| line.starts_with("forward ")).unwrap();
+        let list = line.rsplit(' ').next().unwrap();
+        list.split(',').next().unwrap().to_owned()
+    }
+
+    fn holds(&self, number: u64) -> bool {
+        self.is_queued() && self.host.held == Some(number)
+    }
+
+    fn check(&mut self, now: Timestamp) {
+        self.host.now = now;
+        self.driver.check_reply(&mut self.host, now);
+    }
+}
+
+impl AsMut<QueuedClient> for QueuedClient {
+    fn as_mut(&mut self) -> &mut QueuedClient {
+        self
     }
 }
 
 /// Resumes the held requests that the pool names, as a host does.
-fn release(pool: &Rc<RefCell<ManagedPool>>, clients: &mut [QueuedClient], now: Timestamp) {
+fn release<T: AsMut<QueuedClient>>(
+    pool: &Rc<RefCell<ManagedPool>>,
+    clients: &mut [T],
+    now: Timestamp,
+) {
     loop {
         let Some(number) = pool.borrow_mut().next_due(now) else {
             return;
         };
-        let client = clients
-            .iter_mut()
-            .find(|client| client.is_queued() && client.host.held == Some(number));
-        if let Some(client) = client {
+        let mut all = clients.iter_mut().map(T::as_mut);
+        if let Some(client) = all.find(|client| client.holds(number)) {
             client.host.now = now;
             client.flow = client.driver.resume(&mut client.host, now);
         }
@@ -150,11 +204,8 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
 #[test]
 fn a_client_without_a_fairness_id_does_not_wait_behind_all_of_another() {
     let pool = pool(&[]);
-    let from = |address: &'static [u8]| {
-        let mut host = MemoryHost::new(&pool, CHAT);
-        let (driver, flow) = host.send_with(&[(b"x-forwarded-for", address)]);
-        QueuedClient { host, driver, flow }
-    };
+    let from =
+        |address: &'static [u8]| QueuedClient::sends_from(&pool, address, Timestamp(0).plus_ms(1));
     let mut clients: Vec<QueuedClient> = (0..5).map(|_| from(b"10.9.9.1")).collect();
     clients.push(from(b"10.9.9.2"));
     let QueuedClient { host, driver, .. } = &mut clients[0];
@@ -170,11 +221,8 @@ fn a_client_without_a_fairness_id_does_not_wait_behind_all_of_another() {
 fn order_beside(leave: impl Fn(&mut QueuedClient)) -> Vec<usize> {
     const OF_EACH: usize = 6;
     let pool = pool(&[]);
-    let from = |address: &'static [u8]| {
-        let mut host = MemoryHost::new(&pool, CHAT);
-        let (driver, flow) = host.send_with(&[(b"x-forwarded-for", address)]);
-        QueuedClient { host, driver, flow }
-    };
+    let from =
+        |address: &'static [u8]| QueuedClient::sends_from(&pool, address, Timestamp(0).plus_ms(1));
     let mut clients: Vec<QueuedClient> = (0..OF_EACH).map(|_| from(b"10.9.9.1")).collect();
     clients.extend((0..OF_EACH).map(|_| from(b"10.9.9.2")));
     let mut order: Vec<usize> = Vec::new();
@@ -207,22 +255,177 @@ fn a_client_that_breaks_off_silent_requests_pays_for_the_time_of_their_places() 
 
 #[test]
 fn a_client_that_does_not_read_pays_when_its_place_is_free() {
+    let order = order_beside(|client| {
+        client.computes(60_000);
+        client.check(client.host.now.plus_ms(5_000));
+    });
+    assert_eq!(order, [0, 6, 7, 8, 9, 10, 11, 1]);
+}
+
+/// Lets the client read a computed reply of this many bytes 4.9 s after its headers.
+fn read_late(client: &mut QueuedClient, bytes: usize) {
+    client.computes(bytes);
+    client.host.now = client.host.now.plus_ms(4_900);
+    let flow = client.driver.response_body(&mut client.host, bytes, true);
+    assert_eq!(flow, FilterStatus::Go);
+}
+
+#[test]
+fn a_client_that_reads_late_pays_for_the_time_of_its_place() {
+    let order = order_beside(|client| read_late(client, 60_000));
+    assert_eq!(order, [0, 6, 7, 8, 9, 10, 11, 1]);
+    let order = order_beside(|client| read_late(client, 12 << 20));
+    assert!(
+        order[..4].contains(&1),
+        "it had no place after its headers: {order:?}"
+    );
+}
+
+#[test]
+fn a_client_does_not_pay_for_a_stream_whose_engine_pauses() {
     let order = order_beside(|QueuedClient { host, driver, .. }| {
         let head = ResponseHead {
             origin: ResponseOrigin::Upstream,
             status: 200,
             upstream_address: Some(b"10.0.0.0:8000"),
             attempts: 1,
-            content_type: Some(b"application/json"),
-            content_length: Some(12 << 20),
+            content_type: Some(b"text/event-stream"),
             ..ResponseHead::default()
         };
         assert_eq!(driver.response_headers(host, &head), FilterStatus::Go);
-        host.now = host.now.plus_ms(5_000);
-        let now = host.now;
-        driver.check_reply(host, now);
+        host.now = host.now.plus_ms(4_900);
+        assert_eq!(driver.response_body(host, 100, true), FilterStatus::Go);
     });
-    assert_eq!(order, [0, 6, 7, 8, 9, 10, 11, 1]);
+    assert!(order[..4].contains(&1), "they take turns: {order:?}");
+}
+
+/// The way in which a client treats a reply of 12 MiB.
+#[derive(Clone, Copy)]
+enum LongReply {
+    /// The client reads the reply 4.8 s after the headers.
+    ReadLate,
+    /// The client never reads the reply, keeps the stream, and sends its next request after 4.9 s.
+    Kept,
+}
+
+/// One of several loops of a client. A loop sends its next request after its last one.
+struct ClientLoop {
+    /// `None` for a client that reads at once a reply that takes 300 ms.
+    reply: Option<LongReply>,
+    client: QueuedClient,
+    /// When the engine began with the request, and whether it has sent the headers.
+    sent: Option<(Timestamp, bool)>,
+}
+
+impl AsMut<QueuedClient> for ClientLoop {
+    fn as_mut(&mut self) -> &mut QueuedClient {
+        &mut self.client
+    }
+}
+
+impl ClientLoop {
+    fn begins(pool: &Rc<RefCell<ManagedPool>>, reply: Option<LongReply>, now: Timestamp) -> Self {
+        let address: &[u8] = match reply {
+            Some(_) => b"10.9.9.9",
+            None => b"10.9.9.2",
+        };
+        Self {
+            reply,
+            client: QueuedClient::sends_from(pool, address, now),
+            sent: None,
+        }
+    }
+
+    /// Does what is due at this time. Returns the status of a request that has ended for its loop.
+    fn step(&mut self, now: Timestamp) -> Option<u16> {
+        let client = &mut self.client;
+        client.host.now = now;
+        if client.driver.is_answered() {
+            return Some(429);
+        }
+        if self.sent.is_none() && client.driver.is_routed() {
+            self.sent = Some((now, false));
+        }
+        let (since, has_headers) = self.sent.as_mut()?;
+        let ms = now.ms_since(*since);
+        match self.reply {
+            None if ms >= 300 => {
+                let address = client.endpoint();
+                client.host.answer(&mut client.driver, &address);
+                Some(200)
+            }
+            Some(_) if ms >= 10 && !std::mem::replace(has_headers, true) => {
+                client.computes(12 << 20);
+                None
+            }
+            Some(LongReply::ReadLate) if ms >= 4_800 => {
+                let _ = client.driver.response_body(&mut client.host, 1, true);
+                Some(200)
+            }
+            Some(LongReply::Kept) if ms >= 4_900 => Some(200),
+            _ => None,
+        }
+    }
+}
+
+/// Twelve loops of a client send requests of 300 ms to two endpoints with four places each, for
+/// 45 s. After 10 s, sixteen loops of another client begin, which ask for long replies. Returns how
+/// many of the first client's requests then get 200, and how many 429.
+fn replies_beside(reply: Option<LongReply>) -> [usize; 2] {
+    let pool = pool_of(2, 4.0, &[("ttlMs", 5_000.0)]);
+    let at = |ms| Timestamp(0).plus_ms(ms);
+    let mut loops: Vec<ClientLoop> = (0..12)
+        .map(|_| ClientLoop::begins(&pool, None, at(0)))
+        .collect();
+    let mut kept = Vec::new();
+    let mut counts = [0; 2];
+    for ms in (10..45_000).step_by(10) {
+        let now = at(ms);
+        let is_attacked = ms >= 10_000;
+        if is_attacked && reply.is_some() && loops.len() < 28 && ms % 50 == 0 {
+            loops.push(ClientLoop::begins(&pool, reply, now));
+        }
+        let mut ended = Vec::new();
+        for place in 0..loops.len() {
+            let one = &mut loops[place];
+            let Some(status) = one.step(now) else {
+                continue;
+            };
+            if one.reply.is_none() && is_attacked {
+                counts[usize::from(status == 429)] += 1;
+            }
+            ended.push(place);
+            release(&pool, &mut loops, now);
+        }
+        // The next requests of these loops come after the room was given to others.
+        for place in ended {
+            let next = ClientLoop::begins(&pool, loops[place].reply, now);
+            kept.push(std::mem::replace(&mut loops[place], next).client);
+        }
+        if ms % 100 == 0 {
+            pool.borrow_mut().tick(now);
+        }
+        if ms % 1_000 == 0 {
+            let running = loops.iter_mut().map(|one| &mut one.client);
+            running
+                .chain(&mut kept)
+                .for_each(|client| client.check(now));
+            kept.retain(|client| client.driver.is_routed());
+        }
+        release(&pool, &mut loops, now);
+    }
+    counts
+}
+
+#[test]
+fn requests_beside_a_client_that_reads_late_or_never_keep_their_places() {
+    let [alone, refused] = replies_beside(None);
+    assert!(alone > 800 && refused == 0, "{alone}, {refused}");
+    for reply in [LongReply::ReadLate, LongReply::Kept] {
+        let [served, refused] = replies_beside(Some(reply));
+        assert_eq!(refused, 0);
+        assert!(served * 10 >= alone * 9, "{served} of {alone}");
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The place of a request is free when its reply has ended, or when its client does not read the
-//! reply. A silent engine keeps the place.
+//! The place of a request is free when its reply has ended or is computed, or when its client does
+//! not read the reply. A silent engine keeps the place.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -56,10 +56,15 @@ impl UnreadCase {
         self.host.log.clear();
     }
 
+    /// A computed reply that a proxy can buffer.
     fn json() -> Self {
+        Self::json_of(65_536)
+    }
+
+    fn json_of(bytes: usize) -> Self {
         Self::answered(ResponseHead {
             content_type: Some(b"application/json"),
-            content_length: Some(1 << 20),
+            content_length: Some(bytes),
             ..ResponseHead::default()
         })
     }
@@ -170,6 +175,22 @@ fn a_complete_reply_that_stops_is_not_read_and_is_reset_later() {
         case.pool.borrow().counters().dropped(),
         [("unread-reply", 1)]
     );
+}
+
+#[test]
+fn a_computed_reply_that_no_proxy_buffers_takes_no_place_and_is_reset_as_others() {
+    let mut case = UnreadCase::json_of(65_537);
+    assert_eq!(case.places(), (0, 1), "the engine has done its work");
+    case.piece(PIECE);
+    assert_eq!(case.wait(4_999), "");
+    assert_eq!(case.wait(1), "Unread");
+    let log = case.wait(55_000);
+    assert!(log.ends_with("reply 408 unread-reply"), "{log}");
+    assert_eq!(case.places(), (0, 0));
+    let mut case = UnreadCase::json_of(1 << 20);
+    case.piece(PIECE);
+    let _ = case.driver.response_body(&mut case.host, 1, true);
+    assert_eq!(case.places(), (0, 0));
 }
 
 #[test]

@@ -17,6 +17,7 @@
 //! other proxies count as one client, and a prompt is refused only if a connection was lost here
 //! too.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 
 use scheduler::EndpointRef;
@@ -27,8 +28,9 @@ use scheduler::Timestamp;
 /// How long a lost connection counts against its prompt, in ms.
 const REMEMBERED_MS: u64 = 60_000;
 
-/// The maximum number of lost connections that are remembered. Beyond it, the oldest are dropped.
-/// If so many are lost within a minute, engines are dying, and no prompt is the reason.
+/// The maximum number of lost connections that are remembered. Beyond it, the oldest of other
+/// proxies is dropped, then the oldest of the client that lost the most. If several clients lose so
+/// many within a minute, engines are dying, and no prompt is the reason.
 const LOST_MAX: usize = 64;
 
 /// Connections that one engine lost within this many ms count as lost together.
@@ -98,6 +100,10 @@ impl LostConnection {
     fn has_prompt(&self, prompt: u64) -> bool {
         self.mark & !MARK_MASK & !CLIENT_MASK == of_prompt(prompt)
     }
+
+    fn client(&self) -> u64 {
+        self.mark & CLIENT_MASK
+    }
 }
 
 /// Whether a block of a placement is the mark of a prompt that cost an engine its connection, and
@@ -119,10 +125,16 @@ impl CrashCorrelator {
         now: Timestamp,
     ) {
         if self.lost.len() >= LOST_MAX {
-            match self.lost.iter().position(|lost| lost.from_peer) {
-                None if from_peer => return,
-                place => drop(self.lost.remove(place.unwrap_or(0))),
+            self.lost
+                .retain(|lost| now.ms_since(lost.at) <= REMEMBERED_MS);
+        }
+        if self.lost.len() >= LOST_MAX {
+            let of_peer = self.lost.iter().position(|lost| lost.from_peer);
+            if of_peer.is_none() && from_peer {
+                return;
             }
+            let place = of_peer.unwrap_or_else(|| self.oldest_of_most());
+            self.lost.remove(place);
         }
         self.lost.push_back(LostConnection {
             mark,
@@ -131,6 +143,18 @@ impl CrashCorrelator {
             at: now,
             probed_at: None,
         });
+    }
+
+    /// The oldest loss of the client with the most, so that no client hides what others lost.
+    fn oldest_of_most(&self) -> usize {
+        let of_client = |client: u64| {
+            let losses = self.lost.iter().filter(|lost| lost.client() == client);
+            losses.count()
+        };
+        let losses = self.lost.iter().enumerate();
+        losses
+            .max_by_key(|(at, lost)| (of_client(lost.client()), Reverse(*at)))
+            .map_or(0, |(at, _)| at)
     }
 
     /// Forgets the lost connections of a prompt that was served, because it crashes no engine.
@@ -299,6 +323,20 @@ mod tests {
             crashing.is_refused(POISON, ANN, &health, at(50)),
             "the word of two"
         );
+    }
+
+    #[test]
+    fn the_losses_of_one_client_hide_none_of_others() {
+        let health = fine(&[0, 1]);
+        let mut crashing = CrashCorrelator::default();
+        crashing.record(mark(POISON, ANN), id(0), false, at(1));
+        for prompt in 1..=64 {
+            let now = at(200 * prompt);
+            crashing.record(mark(POISON + prompt, EVE), id(2), false, now);
+        }
+        crashing.record(mark(POISON, BOB), id(1), false, at(20_000));
+        assert!(crashing.is_refused(POISON, ANN, &health, at(20_001)));
+        assert_eq!(crashing.lost.len(), LOST_MAX);
     }
 
     #[test]

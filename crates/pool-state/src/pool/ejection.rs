@@ -2,13 +2,14 @@
 //! for the same failure.
 //!
 //! [`super::health`] decides when an endpoint is ejected. The first ejection lasts [`BASE_MS`].
-//! Each further one without a success in between lasts twice as long, up to [`MAX_MS`]. Each
-//! ejection is shortened at random by up to [`JITTER`], so that proxies do not all come back at
-//! once. After that, one request at a time is a probe: while it runs, at most [`PROBE_MS`], other
-//! requests avoid the endpoint. The worker that made the record sends the probe. The other workers
-//! send one later, in case that worker has no request. A success clears the record. At most half of
-//! the ready endpoints are ejected, the worst first. If more than half fail, the other endpoints
-//! are no better choice.
+//! Each further one without a success in between lasts twice as long, up to [`MAX_MS`], or up to
+//! [`QUIET_MAX_MS`] for bad answers to a worker with little traffic. Each ejection is shortened at
+//! random by up to [`JITTER`], so that proxies do not all come back at once. After that, one
+//! request at a time is a probe: while it runs, at most [`PROBE_MS`], other requests avoid the
+//! endpoint. The worker that made the record sends the probe. The other workers send one later, in
+//! case that worker has no request. A success clears the record. At most half of the ready
+//! endpoints are ejected, the worst first. If more than half fail, the other endpoints are no
+//! better choice.
 //!
 //! A record has a timestamp, and the later of two records wins. So the workers of a process can
 //! exchange records in any order and any number of times, and still agree. A success is sent as a
@@ -37,6 +38,10 @@ const BASE_MS: u64 = 1_000;
 
 /// The longest ejection, in ms. It is the longest time until a recovered endpoint is tried again.
 const MAX_MS: u64 = 5_000;
+
+/// The longest ejection for bad answers, which reach clients, in ms, if the worker sends few
+/// requests. At one request a second, a probe is then at most one request in 16.
+const QUIET_MAX_MS: u64 = 20_000;
 
 /// The largest random reduction of an ejection, as a fraction of its length.
 const JITTER: f32 = 0.2;
@@ -74,6 +79,17 @@ pub struct Ejections {
     stagger_ms: u64,
 }
 
+/// Why an endpoint is ejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EjectionCause {
+    /// Connections were lost or refused, so Envoy retries most of the requests.
+    Connections,
+    /// Answers failed.
+    Answers,
+    /// Answers failed while this worker sends few requests.
+    RareAnswers,
+}
+
 /// The failures of one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ejection {
@@ -92,6 +108,19 @@ pub struct Ejection {
     pub by_answers: bool,
     /// Whether this worker made the record. This field is not sent.
     pub is_own: bool,
+}
+
+// === impl EjectionCause ===
+
+impl EjectionCause {
+    /// The endpoint's answers to a worker that sends few requests, or many.
+    pub(super) fn by_answers(is_quiet: bool) -> Self {
+        if is_quiet {
+            Self::RareAnswers
+        } else {
+            Self::Answers
+        }
+    }
 }
 
 // === impl Ejections ===
@@ -116,13 +145,13 @@ impl Ejections {
         }
     }
 
-    /// Ejects an endpoint because of its answers, or because of its connections. `chance`, from 0
-    /// to 1, shortens the ejection at random. Returns whether the ejection is new.
+    /// Ejects an endpoint. `chance`, from 0 to 1, shortens the ejection at random. Returns whether
+    /// the ejection is new.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn eject(
         &mut self,
         endpoint: EndpointRef,
-        by_answers: bool,
+        cause: EjectionCause,
         chance: f32,
         now: Timestamp,
     ) -> bool {
@@ -131,7 +160,7 @@ impl Ejections {
         if self.row(endpoint).is_some_and(|row| row.until > now) {
             return false;
         }
-        self.eject_again(endpoint, by_answers, chance, now);
+        self.eject_again(endpoint, cause, chance, now);
         true
     }
 
@@ -150,17 +179,17 @@ impl Ejections {
     pub fn probe_failed(
         &mut self,
         endpoint: EndpointRef,
-        by_answers: bool,
+        cause: EjectionCause,
         chance: f32,
         now: Timestamp,
     ) {
-        self.eject_again(endpoint, by_answers, chance, now);
+        self.eject_again(endpoint, cause, chance, now);
     }
 
     fn eject_again(
         &mut self,
         endpoint: EndpointRef,
-        by_answers: bool,
+        cause: EjectionCause,
         chance: f32,
         now: Timestamp,
     ) {
@@ -170,14 +199,14 @@ impl Ejections {
             .filter(|row| !row.outside)
             .map_or(0, |row| row.failures)
             .saturating_add(1);
-        let until = now.plus_ms(ejection_ms(failures, chance));
+        let until = now.plus_ms(ejection_ms(failures, cause, chance));
         self.put(Ejection {
             at: now,
             failures,
             until,
             endpoint,
             outside: false,
-            by_answers,
+            by_answers: cause != EjectionCause::Connections,
             is_own: true,
         });
     }
@@ -404,10 +433,14 @@ impl Ejection {
     clippy::cast_precision_loss,
     reason = "seconds in ms, and a share of them"
 )]
-fn ejection_ms(failures: u32, chance: f32) -> u64 {
+fn ejection_ms(failures: u32, cause: EjectionCause, chance: f32) -> u64 {
+    let max = match cause {
+        EjectionCause::RareAnswers => QUIET_MAX_MS,
+        EjectionCause::Connections | EjectionCause::Answers => MAX_MS,
+    };
     let longest = BASE_MS
         .saturating_mul(1 << failures.saturating_sub(1).min(16))
-        .min(MAX_MS);
+        .min(max);
     longest - (longest as f32 * JITTER * chance.clamp(0.0, 1.0)) as u64
 }
 
@@ -462,7 +495,7 @@ mod tests {
     }
 
     fn eject(ejections: &mut Ejections, slot: u16, ms: u64) -> bool {
-        ejections.eject(id(slot), true, LONGEST, at(ms))
+        ejections.eject(id(slot), EjectionCause::Answers, LONGEST, at(ms))
     }
 
     fn succeed(ejections: &mut Ejections, slot: u16, ms: u64) -> bool {
@@ -487,17 +520,31 @@ mod tests {
             );
             now += expected;
             assert!(ejections.is_probe(id(1), at(now)));
-            ejections.probe_failed(id(1), true, LONGEST, at(now));
+            ejections.probe_failed(id(1), EjectionCause::Answers, LONGEST, at(now));
         }
     }
 
     #[test]
     fn chance_makes_an_ejection_shorter_and_never_longer() {
         assert_eq!(
-            [0.0, 0.5, 1.0, 7.0, -1.0].map(|chance| ejection_ms(3, chance)),
+            [0.0, 0.5, 1.0, 7.0, -1.0].map(|chance| ejection_ms(3, EjectionCause::Answers, chance)),
             [4_000, 3_600, 3_200, 3_200, 4_000]
         );
-        assert_eq!(ejection_ms(u32::MAX, 0.0), MAX_MS);
+        assert_eq!(
+            ejection_ms(u32::MAX, EjectionCause::Answers, LONGEST),
+            MAX_MS
+        );
+    }
+
+    #[test]
+    fn with_few_requests_bad_answers_eject_for_longer_and_lost_connections_do_not() {
+        let ms = |failures, cause| ejection_ms(failures, cause, LONGEST);
+        for failures in 1..=3 {
+            let shortest = ms(failures, EjectionCause::Answers);
+            assert_eq!(ms(failures, EjectionCause::RareAnswers), shortest);
+        }
+        assert_eq!(ms(9, EjectionCause::RareAnswers), QUIET_MAX_MS);
+        assert_eq!(ms(9, EjectionCause::Connections), MAX_MS);
     }
 
     #[test]
@@ -514,7 +561,7 @@ mod tests {
         // second worker also sends the next one.
         assert_eq!(ejected(second, &pool, at(1_400)), [0; 0]);
         assert!(second.is_probe(id(1), at(1_400)));
-        second.probe_failed(id(1), true, LONGEST, at(1_400));
+        second.probe_failed(id(1), EjectionCause::Answers, LONGEST, at(1_400));
         assert_eq!(tell(second, first, at(1_410)), 1);
         assert_eq!(ejected(second, &pool, at(3_400)), [0; 0]);
         assert_eq!(ejected(first, &pool, at(3_599)), [1]);
@@ -570,7 +617,7 @@ mod tests {
         let mut ejections = Ejections::default();
         let pool = pool(4);
         eject(&mut ejections, 1, 0);
-        ejections.eject(id(2), false, LONGEST, at(0));
+        ejections.eject(id(2), EjectionCause::Connections, LONGEST, at(0));
         assert!(
             !ejections.record_answer(id(1), false, at(1), at(1)),
             "an answer of any kind"
@@ -889,7 +936,7 @@ mod tests {
         ejections.probe_again(id(1), at(MAX_MS), at(MAX_MS + 10));
         assert!(ejections.rows().iter().all(|row| row.outside));
         assert!(ejections.is_probe(id(1), at(MAX_MS + 20)));
-        ejections.probe_failed(id(1), true, LONGEST, at(MAX_MS + 30));
+        ejections.probe_failed(id(1), EjectionCause::Answers, LONGEST, at(MAX_MS + 30));
         let [row] = ejections.rows() else {
             panic!("one endpoint failed")
         };

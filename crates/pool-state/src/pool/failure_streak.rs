@@ -48,6 +48,16 @@ impl FailureStreak {
         self.length > 0.0 && self.only_client == WitnessMark::default()
     }
 
+    /// The last failure that counted, and its time.
+    pub(super) fn last_witness(&self) -> (WitnessMark, Timestamp) {
+        self.witnesses.newest()
+    }
+
+    /// The share of the last failures that this client's requests are.
+    pub(super) fn share(&self, client: WitnessMark) -> f32 {
+        self.witnesses.share(client)
+    }
+
     /// Records that a good reply to this client began. Returns whether the other workers must know
     /// this, because there is a streak and they have not heard it lately.
     pub(super) fn note_answer(&mut self, client: WitnessMark, now: Timestamp) -> bool {

@@ -12,7 +12,8 @@
 //!   rate predicts.
 //!
 //! So requests that fail at all endpoints alike, as in a wave of bad prompts, eject no endpoint. A
-//! failed probe ejects again if the other endpoints fail at most half of the time.
+//! failed probe ejects again if the other endpoints fail at most half of the time. One client whose
+//! requests fail everywhere hides no broken endpoint ([`comparison`]).
 //!
 //! Connections have rules of their own. A refused connection ejects at once, because no prompt
 //! causes one. A lost connection ejects if two were lost in a row, or if the endpoint did not
@@ -27,11 +28,13 @@
 //! Each VM counts the answers that it gets itself. The workers of a process share their streaks
 //! ([`super::shared_streak`]), and all proxies their ejections ([`super::ejection`]).
 
+mod comparison;
+
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 
 use scheduler::Timestamp;
 
-use super::answer_window::{AnswerCounts, AnswerWindow, TIMES_OTHERS, WINDOW_MS};
+use super::answer_window::{AnswerCounts, AnswerWindow, WINDOW_MS};
 use super::connection_losses::ConnectionLosses;
 use super::failure_streak::FailureStreak;
 use super::witnesses::{RequestFailure, SeenClients, Witness, WitnessMark};
@@ -246,9 +249,7 @@ impl EndpointHealthTable {
             // Otherwise one prompt that fails everywhere would keep the endpoint ejected, or one
             // client would although the endpoint answers others.
             _ if weight == FailureWeight::Nothing => false,
-            RequestFailure::Answer(..) => {
-                self.others_answers(endpoint, now).failure_rate() * TIMES_OTHERS <= 1.0
-            }
+            RequestFailure::Answer(_, client) => !self.others_fail_too(endpoint, client, now),
             RequestFailure::Refused | RequestFailure::Lost(..) => true,
         };
         match weight {
@@ -384,18 +385,6 @@ impl EndpointHealthTable {
             .find(|&endpoint| !is_ejected(endpoint) && self.fails_more(endpoint, STREAK, now))
     }
 
-    /// Whether the endpoint fails more than the other endpoints, and too much to be used.
-    #[inline(never)] // several callers, and the wasm module should be small
-    fn fails_more(&self, endpoint: EndpointRef, streak: f32, now: Timestamp) -> bool {
-        let own = self
-            .known(endpoint)
-            .map_or(AnswerCounts::default(), |row| row.shared_answers(now));
-        let rest = self.others_answers(endpoint, now);
-        (streak >= STREAK || own.failure_rate() >= 0.5)
-            && rest.good > 0.0
-            && own.excess_over(rest) >= STREAK
-    }
-
     /// Whether this prompt was among the last that succeeded at another endpoint.
     fn succeeds_elsewhere(&self, endpoint: EndpointRef, prompt: u64) -> bool {
         prompt != 0
@@ -403,30 +392,6 @@ impl EndpointHealthTable {
                 .served
                 .iter()
                 .any(|(served, other)| *served == prompt && *other != endpoint)
-    }
-
-    /// Whether most of the other endpoints that answered lately fail as well, for more than one
-    /// client.
-    fn most_others_fail(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        let mut seen = 0;
-        let mut failing = 0;
-        let has_answered = |row: &&EndpointHealth| row.window.answers(now).count() > 0.0;
-        for row in self.others(endpoint).filter(has_answered) {
-            seen += 1;
-            failing += usize::from(row.streak.is_of_several() || row.streak.length() >= STREAK);
-        }
-        failing * 2 > seen
-    }
-
-    #[inline(never)] // several callers, and the wasm module should be small
-    fn others_answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
-        self.others(endpoint)
-            .map(|row| row.shared_answers(now))
-            .fold(AnswerCounts::default(), |sum, one| AnswerCounts {
-                good: sum.good + one.good,
-                bad: sum.bad + one.bad,
-                outsiders: 0.0,
-            })
     }
 
     fn others(&self, endpoint: EndpointRef) -> impl Iterator<Item = &EndpointHealth> {
@@ -482,18 +447,6 @@ impl EndpointHealthTable {
                 *answered = 0;
             }
         }
-    }
-}
-
-// === impl EndpointHealth ===
-
-impl EndpointHealth {
-    /// The answers that this VM saw. The failures are at least as many as the streak, because other
-    /// workers saw some of them.
-    fn shared_answers(&self, now: Timestamp) -> AnswerCounts {
-        let mut answers = self.window.answers(now);
-        answers.bad = answers.bad.max(self.streak.recent(now));
-        answers
     }
 }
 

@@ -103,11 +103,13 @@ impl LedgerHold {
     }
 
     /// Charges the request's flow for the time for which it kept its place without progress, when
-    /// it ends or is suspended.
+    /// it ends or is suspended. A request that is suspended has no place.
     pub fn charge_silence(&mut self, ms: u64) {
-        self.charge
-            .iter_mut()
-            .for_each(|charge| charge.silent_ms = ms);
+        if let Some(charge) = &mut self.charge
+            && !self.serving.is_suspended()
+        {
+            charge.silent_ms = ms;
+        }
     }
 
     /// The endpoint that serves the request.

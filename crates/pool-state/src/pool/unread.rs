@@ -61,23 +61,19 @@ impl ManagedPool {
 
     /// Frees the room of a request whose reply waits for its client. The request stays counted
     /// until its end as [`scheduler::in_flight::InFlight::suspended`]. Its flow pays at once for
-    /// the time that [`LedgerHold::charge_silence`] set. Returns false if the room was already
-    /// free.
+    /// the time that [`LedgerHold::charge_silence`] set.
     #[cold]
-    pub fn suspend(&mut self, held: &mut LedgerHold) -> bool {
-        let mut is_new = false;
+    pub fn suspend(&mut self, held: &mut LedgerHold) {
         for ticket in held.tickets_mut() {
             if self.ledger.in_flight.suspend(ticket) {
                 self.place_changed(ticket.endpoint());
-                is_new = true;
             }
         }
-        let charge = held.charge.filter(|_| is_new);
-        held.charge_silence(0);
-        if let Some(charge) = charge {
-            self.settle_charge(charge, 0);
+        if let Some(charge) = &mut held.charge {
+            let due = *charge;
+            charge.silent_ms = 0;
+            self.settle_charge(due, 0);
         }
-        is_new
     }
 
     /// Records that the engine continues with a request that was suspended, so the request takes

@@ -4,6 +4,7 @@ use proto::placements::PlacementKind;
 use scheduler::EndpointRef;
 
 use super::crash_correlation::{self, PromptSuspicion};
+use super::ejection::EjectionCause;
 use super::health::{self, FailureWeight};
 use super::shared_streak;
 use super::witnesses::{RequestFailure, Witness, WitnessMark};
@@ -178,7 +179,9 @@ impl ManagedPool {
         let ejections = &mut failures.ejections;
         let is_ejected = |endpoint| ejections.has_failures(endpoint);
         if let Some(endpoint) = failures.health.overdue(is_ejected, now) {
-            ejections.eject(endpoint, true, self.planner.rng.open01(), now);
+            let is_quiet = failures.health.is_quiet(endpoint, now);
+            let cause = EjectionCause::by_answers(is_quiet);
+            ejections.eject(endpoint, cause, self.planner.rng.open01(), now);
             self.ledger.changes += 1;
         }
     }
@@ -254,7 +257,6 @@ impl ManagedPool {
     ) {
         let health = &mut self.endpoints.failures.health;
         let ejections = &mut self.endpoints.failures.ejections;
-        let by_answers = matches!(failure, RequestFailure::Answer(..));
         let is_probe = held.probe.is_some_and(|(probe, _)| probe == endpoint);
         let weight = if is_probe {
             health.record_failed_probe(endpoint, failure, now)
@@ -273,13 +275,17 @@ impl ManagedPool {
             // probe.
             return;
         }
+        let cause = match failure {
+            RequestFailure::Answer(..) => EjectionCause::by_answers(health.is_quiet(endpoint, now)),
+            RequestFailure::Refused | RequestFailure::Lost(..) => EjectionCause::Connections,
+        };
         let chance = self.planner.rng.open01();
         if is_probe {
             held.probe = None;
-            ejections.probe_failed(endpoint, by_answers, chance, now);
+            ejections.probe_failed(endpoint, cause, chance, now);
             self.ledger.changes += 1;
         } else {
-            self.ledger.changes += u64::from(ejections.eject(endpoint, by_answers, chance, now));
+            self.ledger.changes += u64::from(ejections.eject(endpoint, cause, chance, now));
         }
     }
 }

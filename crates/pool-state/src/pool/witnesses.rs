@@ -117,6 +117,25 @@ impl LastWitnesses {
         last.any(|(known, at)| known.client() == client && *at >= since)
     }
 
+    /// The last failure, and its time.
+    pub(super) fn newest(&self) -> (WitnessMark, Timestamp) {
+        let at = (self.next + WITNESSES_MAX - 1) % WITNESSES_MAX;
+        self.last.get(at).copied().unwrap_or_default()
+    }
+
+    /// The share of this client in the last failures.
+    pub(super) fn share(&self, client: WitnessMark) -> f32 {
+        let mut all = 0.0_f32;
+        let mut own = 0.0_f32;
+        for (mark, _) in self.last {
+            if mark != WitnessMark::default() {
+                all += 1.0;
+                own += f32::from(u8::from(mark.client() == client));
+            }
+        }
+        own / all.max(1.0)
+    }
+
     /// Records a failure. Returns whether it counts. Its witness must not be among the last, unless
     /// `is_paired` says that the prompt succeeded elsewhere. Fewer than `of_one_client_max` failures
     /// of its client may count, recent ones and those since `since`.

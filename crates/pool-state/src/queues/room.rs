@@ -133,9 +133,9 @@ impl FlowQueues {
     }
 
     /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output;
-    /// 0 if it had no first token. If its client broke it off or did not read, each ms without
-    /// progress costs a token. Otherwise requests that are short, and held for nothing, would take
-    /// most of the room.
+    /// 0 if it had no first token. Each ms in which it kept its place without progress, because of
+    /// its client, costs a token. Otherwise requests that are short, and held for nothing, would
+    /// take most of the room.
     pub(crate) fn settle(
         &mut self,
         control: &FlowControl,

@@ -17,8 +17,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: readable(
         "Saturation = mean over the endpoints of max(q / queueDepthThreshold, u / \
         kvCacheUtilThreshold), q = requests waiting, u = share of the KV cache in use; endpoints \
-        that report neither are left out. The largest value counts at most as 1 or the mean of the \
-        others, so no single engine can make the pool look full. As a filter it drops endpoints \
+        that report neither are left out. The largest value is lowered to max(1, mean of the \
+        others), so no single engine can make the pool look full. As a filter it drops endpoints \
         above 1 + headroom, unless all endpoints are.",
     ),
     source: readable("llm-d-router, saturationdetector/utilization"),

@@ -40,10 +40,10 @@ pub(crate) const LEAST_SERVICE: PluginType = PluginType {
     build: build_least_service,
 };
 
-/// The policy [`LEAST_SERVICE`] by its name in newer files.
+/// The policy [`LEAST_SERVICE`], under its name in newer versions of llm-d-router.
 pub(crate) const LEAST_SERVICE_POLICY: PluginType = PluginType {
     name: "program-aware-fairness-policy",
-    doc: readable("The name of program-aware-fairness in newer files."),
+    doc: readable("The name of program-aware-fairness in newer versions of llm-d-router."),
     ..LEAST_SERVICE
 };
 

@@ -42,9 +42,9 @@ pub(crate) const REFLECTIVE: PluginType = PluginType {
     kind: PluginKind::UsageLimit,
     doc: readable(
         "The ceiling of a band falls as the load rises: 1 - rank / (bands - 1) x saturation, with \
-        rank 0 for the highest band. Above its ceiling a band is slowed down: one of saturation / \
-        (1 - saturation) attempts to send a request succeeds, and none from a saturation of 1 on. \
-        llm-d counts cycles of the loop that empties its queues instead of attempts.",
+        rank 0 for the highest band. Above its ceiling, one in s / (1 - s) attempts to send a \
+        request of the band succeeds (s = saturation), and none from s = 1 on. llm-d counts \
+        cycles of its dispatch loop, not attempts.",
     ),
     source: readable("llm-d-router, flowcontrol/usagelimits"),
     parameters: &[],

@@ -17,9 +17,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "slo-aware-profile-handler",
     kind: PluginKind::ProfileHandler,
     doc: readable(
-        "Runs sloProfile for requests with an SLO and PredictionBasedRouting: true, and \
-        defaultProfile for the others. Without --latency-prediction all use defaultProfile; with \
-        it, an inference request without an SLO is answered 400.",
+        "Runs sloProfile for requests with an SLO and the header PredictionBasedRouting: true, \
+        and defaultProfile for the others. Without --latency-prediction all use defaultProfile; \
+        with it, an inference request without an SLO is answered 400.",
     ),
     source: readable("Gateway API Inference Extension, issue 1323"),
     parameters: &[

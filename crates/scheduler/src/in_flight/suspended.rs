@@ -34,7 +34,7 @@ impl InFlight {
     /// the request is already suspended.
     #[cold]
     pub fn suspend(&mut self, ticket: &mut InFlightTicket) -> bool {
-        if ticket.suspended.is_some() {
+        if ticket.is_suspended() {
             return false;
         }
         self.subtract(ticket);
@@ -89,9 +89,18 @@ impl InFlight {
     }
 
     pub(super) fn end_suspension(&mut self, ticket: &InFlightTicket) {
-        if ticket.suspended.is_some() {
+        if ticket.is_suspended() {
             self.suspended.remove(ticket.endpoint);
         }
+    }
+}
+
+// === impl InFlightTicket ===
+
+impl InFlightTicket {
+    /// Whether the request does not count as load until [`InFlight::resume`].
+    pub fn is_suspended(&self) -> bool {
+        self.suspended.is_some()
     }
 }
 

@@ -38,7 +38,7 @@ impl fmt::Display for RequiredState {
             Self::Metric(metric) => return write!(f, "scraped: {}", metric.help),
             Self::Adapters => "scraped: LoRA adapters",
             Self::AdapterRooms => "recent adapter placements",
-            Self::Attributes => "scraped: customMetrics",
+            Self::Attributes => "scraped: metrics of customMetrics",
             Self::InFlight => "in-flight ledger",
             Self::PrefixIndex => "prefix index",
             Self::StepModel => "learned step times",

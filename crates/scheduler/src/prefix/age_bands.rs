@@ -108,6 +108,11 @@ impl AgeBands {
         }
     }
 
+    /// Returns the first epoch of the newest band.
+    pub(super) fn newest(&self) -> u64 {
+        self.live().last().map_or(0, |band| band.start)
+    }
+
     /// Returns the number of blocks in all bands.
     pub(super) fn blocks(&self) -> u32 {
         self.live()

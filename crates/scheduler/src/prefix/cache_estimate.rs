@@ -89,7 +89,8 @@ impl PrefixIndex {
     /// tokens in a prompt of `blocks` blocks. The engine's token counts differ from the token
     /// counts of the estimate, so only the cached share is compared. A difference of a sixteenth is
     /// tolerated, because of chat templates and block ends. A miss in the maybe-cached part changes
-    /// nothing. Many misses of one client in a row count once.
+    /// nothing. Replies to one client that contradict the estimate count once for each eighth of
+    /// the capacity that is received.
     pub fn correct(
         &mut self,
         belief: &CacheEstimate,
@@ -114,7 +115,9 @@ impl PrefixIndex {
             belief.held
         };
         if held > u64::from(belief.may_hold.blocks) + slack(belief.may_hold) {
-            self.learn_more(belief.endpoint);
+            if self.counts_reply(belief.endpoint, client, true) {
+                self.learn_more(belief.endpoint);
+            }
         } else if let Some(reuse) = part.reuse
             && self.counts_reply(belief.endpoint, client, !has(part))
         {
@@ -132,6 +135,9 @@ mod tests {
         slot: Slot(1),
         generation: Generation(1),
     };
+
+    /// In a list of replies, this client stands for 250 other blocks that the engine receives.
+    const OTHER_BLOCKS: u64 = u64::MAX;
 
     /// Records thirty prompts of 100 blocks, so that eight to nine are cached and ten more maybe
     /// cached. Sends prompt number `again` once more, for which the estimate should be `believed`.
@@ -176,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_whose_prompts_miss_lowers_the_capacity_once_until_another_gets_a_reply() {
+    fn a_client_whose_prompts_miss_lowers_the_capacity_once_for_an_eighth_of_new_blocks() {
         let capacity = |replies: &[(u64, bool)]| {
             let mut index = PrefixIndex::with_capacity(100_000);
             index.set_capacity(ENGINE, 1_000);
@@ -198,6 +204,12 @@ mod tests {
                 .chunks(100)
                 .for_each(|hashes| index.record(ENGINE, hashes));
             for (client, is_hit) in replies {
+                if *client == OTHER_BLOCKS {
+                    let more: Vec<u64> = (3_001..=3_250).map(|block| block << 1).collect();
+                    more.chunks(50)
+                        .for_each(|hashes| index.record(ENGINE, hashes));
+                    continue;
+                }
                 index.correct(&belief, 100, u32::from(*is_hit) * 6_400, 6_400, *client);
             }
             index.capacity(ENGINE).unwrap()
@@ -206,7 +218,12 @@ mod tests {
         let miss = (2, false);
         let misses = [miss; 30];
         assert_eq!(capacity(&[&[hit][..], &misses[..]].concat()), 875);
-        assert_eq!(capacity(&[hit, miss, hit, miss]), 766);
+        assert_eq!(capacity(&[hit, miss].repeat(15)), 875, "beside others");
+        assert_eq!(
+            capacity(&[hit, miss, (OTHER_BLOCKS, true), miss, hit, miss]),
+            766,
+            "the endpoint received a quarter of its capacity"
+        );
         assert!(capacity(&misses) < 600, "the only client");
         assert!(
             capacity(&[&[hit][..], &[miss; 60][..]].concat()) < 600,
@@ -306,5 +323,22 @@ mod tests {
         assert_eq!(index.capacity(ENGINE), Some(1_000));
         index.correct(&belief, 4, 256, 256, 0);
         assert!(index.capacity(ENGINE).is_some_and(|blocks| blocks > 1_000));
+    }
+
+    #[test]
+    fn a_client_with_hits_beyond_the_estimate_raises_the_capacity_once_until_another_gets_one() {
+        let capacity = |clients: &[u64]| {
+            let mut index = PrefixIndex::with_capacity(100_000);
+            index.set_capacity(ENGINE, 1_000);
+            let belief = index.place(ENGINE, &[2, 4, 6, 8], MatchLength::default());
+            for client in clients {
+                index.correct(&belief, 4, 256, 256, *client);
+            }
+            index.capacity(ENGINE).unwrap()
+        };
+        assert_eq!(capacity(&[1; 6]), 2_000, "the only client");
+        assert_eq!(capacity(&[1, 2]), 1_265);
+        assert_eq!(capacity(&[1, 2, 2, 2, 2, 2, 2]), 1_265);
+        assert_eq!(capacity(&[1, 2, 2, 2, 1, 2]), 1_600);
     }
 }

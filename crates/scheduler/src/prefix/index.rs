@@ -231,15 +231,16 @@ impl PrefixIndex {
         touches / blocks.len() as f32 / (endpoints.len() * holders().count()) as f32
     }
 
-    /// Records a reply to this client. Returns whether [`Self::learn`] may follow.
+    /// Records a reply to this client. Returns whether [`Self::learn`] or [`Self::learn_more`] may
+    /// follow.
     pub(super) fn counts_reply(
         &mut self,
         endpoint: EndpointRef,
         client: u64,
-        is_miss: bool,
+        contradicts: bool,
     ) -> bool {
         let owner = self.owners.get(endpoint);
-        owner.is_some_and(|owner| self.owners.counts_reply(owner, client, is_miss))
+        owner.is_some_and(|owner| self.owners.counts_reply(owner, client, contradicts))
     }
 
     /// Learns from an engine's report that a block of this age was still cached (`there`) or

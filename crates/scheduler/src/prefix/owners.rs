@@ -38,10 +38,12 @@ pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 /// token has this factor, because Switchpoint assumes four bytes per token.
 const CAPACITY_FACTOR_MAX: u32 = 2;
 
-/// If one client gets this many misses without a reply to another client in between, only its
-/// first miss counts. A client can make its prompts miss, for example by a parameter with which the
-/// engine reads no cache. Further misses count, because other clients no longer use the endpoint.
-const MISSES_OF_ONE_CLIENT_MAX: u8 = 32;
+/// After this many replies to one client that contradict the estimate, without a reply to another
+/// client in between, each further one counts, because other clients no longer use the endpoint.
+/// Before, one of them counts for each eighth of the capacity that the endpoint receives. A client
+/// can make its prompts miss, for example by a parameter with which the engine reads no cache, or
+/// hit where the index knows nothing.
+const CONTRADICTIONS_OF_ONE_CLIENT_MAX: u8 = 32;
 
 /// The number of blocks that an endpoint has received since it received one block. Only the age
 /// band of that block is known, so the number is a range.
@@ -75,10 +77,13 @@ struct Owner {
     capacity: u32,
     bands: ByClass<AgeBands>,
     entries: u32,
-    /// The client of the last reply, as a hash, and its misses in a row. They have the maximum if
-    /// there was no other client.
+    /// The client of the last reply, as a hash, and how many of its replies in a row contradicted
+    /// the estimate: the maximum if there was no other client.
     client: Option<u32>,
-    misses: u8,
+    contradictions: u8,
+    /// The client whose contradiction counted last, as a hash, and the lower half of
+    /// [`AgeBands::newest`] at that time. A band has an eighth of the capacity.
+    counted: (u32, u32),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -247,20 +252,23 @@ impl OwnerTable {
     }
 
     /// Records a reply to this client. Returns whether the capacity may be learned from it. A
-    /// client whose prompts miss lowers the capacity once, until another client gets a reply.
-    pub(super) fn counts_reply(&mut self, id: u16, client: u64, is_miss: bool) -> bool {
+    /// client whose replies contradict the estimate changes the capacity once in an age band.
+    pub(super) fn counts_reply(&mut self, id: u16, client: u64, contradicts: bool) -> bool {
         let Some(row) = self.rows.get_mut(usize::from(id)) else {
             return false;
         };
-        let client = Some(client as u32);
-        if row.client != client {
-            row.misses = row.client.map_or(u8::MAX, |_| 0);
-            row.client = client;
+        let client = client as u32;
+        if row.client != Some(client) {
+            row.contradictions = row.client.map_or(u8::MAX, |_| 0);
+            row.client = Some(client);
         }
-        if is_miss {
-            row.misses = row.misses.saturating_add(1);
+        if !contradicts {
+            return true;
         }
-        row.misses <= 1 || row.misses > MISSES_OF_ONE_CLIENT_MAX || !is_miss
+        row.contradictions = row.contradictions.saturating_add(1);
+        let now = (client, row.bands.confirmed.newest() as u32);
+        std::mem::replace(&mut row.counted, now) != now
+            || row.contradictions > CONTRADICTIONS_OF_ONE_CLIENT_MAX
     }
 
     pub(super) fn learn(&mut self, id: u16, reuse: ReuseDistance, there: bool) {
@@ -319,7 +327,8 @@ impl Owner {
         },
         entries: 0,
         client: None,
-        misses: 0,
+        contradictions: 0,
+        counted: (0, 0),
     };
 
     fn new(epochs: ByClass<u64>) -> Self {

@@ -10,9 +10,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "inflight-load-producer",
     kind: PluginKind::Producer,
     doc: readable(
-        "A request counts with its uncached prompt tokens until its first token. With \
-        addEstimatedOutputTokens it also counts, until its end, with min(outputRatio * prompt \
-        tokens, maxEstimatedOutputTokens, the client's limit).",
+        "Until its first token, a request counts as its uncached prompt tokens. With \
+        addEstimatedOutputTokens its expected output also counts, until its end: \
+        min(outputRatio * prompt tokens, maxEstimatedOutputTokens, the client's limit).",
     ),
     source: readable("llm-d-router, dataproducer/inflightload"),
     parameters: &[

@@ -107,7 +107,11 @@ fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType])
         let _ = writeln!(
             page,
             "{}\n",
-            wrap(&format!("As in `{}`: {}.", other.name, names(&referred)))
+            wrap(&format!(
+                "Parameters as in `{}`: {}.",
+                other.name,
+                names(&referred)
+            ))
         );
     }
     if !idle.is_empty() {
@@ -286,7 +290,7 @@ mod tests {
             }
         }
         assert!(
-            page.contains("\nAs in `latency-scorer`: `headroomSelectionStrategy`, `ttftWeight`"),
+            page.contains("\nParameters as in `latency-scorer`: `headroomSelectionStrategy`,"),
             "equal parameters are printed once"
         );
         assert!(page.contains("| `matchLengthScaleTokens` | 8192 | matched tokens"));

@@ -61,10 +61,11 @@ pub(crate) const LATENCY: PluginType = PluginType {
     name: "latency-scorer",
     kind: PluginKind::Scorer,
     doc: readable(
-        "In the best tier (SLOs met; idle; only TPOT late; only TTFT late; both late): (floor(100 \
-        (1 - h)) + 1) / 100, h = ttftWeight * TTFT headroom + tpotWeight * TPOT headroom, each \
-        scaled to 0..1 over the tier. Strategy most uses h instead of 1 - h where SLOs are met. \
-        Other tiers: 0. Without predictions: a mix of free KV cache, queue and prefix.",
+        "Tiers, best first: SLOs met; idle; only TPOT late; only TTFT late; both late. The best \
+        tier with an endpoint gets (floor(100 (1 - h)) + 1) / 100, the others 0. h = ttftWeight * \
+        TTFT headroom + tpotWeight * TPOT headroom, each scaled to 0..1 over the tier. Strategy \
+        most uses h instead of 1 - h where SLOs are met. Without predictions: a mix of free KV \
+        cache, queue and prefix.",
     ),
     source: readable("llm-d-router, scorer/latency"),
     parameters: &[

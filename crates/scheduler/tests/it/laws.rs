@@ -186,15 +186,15 @@ proptest! {
         let totals = scores(&outcome);
         prop_assume!(!totals.is_empty());
         prop_assert!(totals.iter().all(|(_, score)| *score > 0.0 && *score <= 1.0) && totals.iter().any(|(_, score)| *score == 1.0));
-        // No other endpoint passes an endpoint that gets more of the prompt cached. The score of
-        // that endpoint falls only among endpoints of equal cost, which share the highest
-        // hundredth: if others now cost more, fewer endpoints share that hundredth.
+        // If an endpoint has one more block of the prompt cached, no endpoint that scored lower
+        // overtakes it. Its own score falls only among endpoints of equal cost, whose scores lie in
+        // the highest hundredth: if others now cost more, fewer endpoints share that hundredth.
         let at = at.index(case.pool.len());
         let mut holding = case;
         holding.pool[at].matched_blocks = holding.pool[at].matched_blocks.saturating_add(1);
         let after = scores(&holding.decide().unwrap());
         let score = |totals: &[(EndpointIndex, f32)], at: usize| totals.iter().find(|(index, _)| index.get() == at).map(|(_, score)| *score);
-        // A filter has removed the endpoint.
+        // Without a score, a filter has removed the endpoint.
         let Some(own_before) = score(&totals, at) else { return Ok(()) };
         let own_after = score(&after, at).unwrap_or_default();
         prop_assert!(own_after >= own_before.min(0.99), "{own_before} fell to {own_after}");

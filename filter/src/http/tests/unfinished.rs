@@ -12,7 +12,7 @@ fn second(world: &HttpWorld) {
     check_streams(&world.vm, world.host.now());
 }
 
-/// Returns a chat request whose reply of 100 KB has begun.
+/// Returns a chat request whose reply of 60 KB has begun.
 fn long_reply(world: &HttpWorld) -> HttpStreamContext<FakeHost> {
     let (mut stream, _) = world.post("/v1/chat/completions");
     assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
@@ -23,7 +23,7 @@ fn long_reply(world: &HttpWorld) -> HttpStreamContext<FakeHost> {
         &[
             (":status", "200"),
             ("content-type", "application/json"),
-            ("content-length", "100000"),
+            ("content-length", "60000"),
         ],
     );
     let (_, action) = world.piece(&mut stream, &" ".repeat(20_000), false);

@@ -296,7 +296,7 @@ fn it_says_what_memory_it_holds() {
     );
     let owners = small - 1_000 * 64;
     assert_eq!(
-        owners, 1_105_984,
+        owners, 1_122_368,
         "of all endpoints there may be, and what aligns the buckets"
     );
     assert!(format!("{:?}", PrefixIndex::with_capacity(0)).contains("entries"));
