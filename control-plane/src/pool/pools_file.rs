@@ -150,7 +150,7 @@ impl PoolEntry {
         .flatten();
         let (Some(endpoints), None) = (sources.next(), sources.next()) else {
             return Err(format!(
-                "pool {name:?}: give one of endpointsFile, endpoints, kubernetes, inferencePool, etcd and directory"
+                "pool {name:?}: give exactly one of endpointsFile, endpoints, kubernetes, inferencePool, etcd and directory"
             ));
         };
         let mut objects = given.clone();
@@ -160,7 +160,7 @@ impl PoolEntry {
                 None => None,
                 Some(_) if self.objects.is_some() => {
                     return Err(format!(
-                        "pool {name:?}: give one of objects and objectsKubernetes"
+                        "pool {name:?}: give objects or objectsKubernetes, not both"
                     ));
                 }
                 Some(given) => given.namespace(&name, &endpoints)?,
@@ -189,7 +189,7 @@ impl ObjectsKubernetes {
             (Self::There(false), _) => Ok(None),
             (Self::There(true), Some(there)) => Ok(Some(there.to_owned())),
             (Self::There(true), None) => Err(format!(
-                "pool {pool:?}: objectsKubernetes: give the namespace; only kubernetes and inferencePool have one of their own"
+                "pool {pool:?}: objectsKubernetes: true works only with kubernetes or inferencePool; otherwise give the namespace"
             )),
         }
     }

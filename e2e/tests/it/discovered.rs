@@ -614,7 +614,7 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) ->
 }
 
 /// Returns whether this daemon leads, or `None` if the daemon does not answer.
-async fn leads(daemon: &daemon::DaemonProcess) -> Option<bool> {
+pub(crate) async fn leads(daemon: &daemon::DaemonProcess) -> Option<bool> {
     daemon.admin("/debug/state").await.ok()?.json().ok()?["leads"].as_bool()
 }
 
@@ -634,7 +634,7 @@ async fn proxy_acknowledged(daemon: &daemon::DaemonProcess) -> Result<()> {
 }
 
 /// Puts both daemons behind one cluster, as behind a Service.
-fn both_daemons(config: &mut Value, other: u16) {
+pub(crate) fn both_daemons(config: &mut Value, other: u16) {
     let clusters = config["static_resources"]["clusters"]
         .as_array_mut()
         .into_iter()

@@ -252,7 +252,7 @@ mod slow {
                 .envoy
                 .process()
                 .stderr()
-                .contains("standing still, as told by a drill"),
+                .contains("a drill makes this VM stand still"),
             "the VM did not stall"
         );
         connected(&stack, 1).await?;

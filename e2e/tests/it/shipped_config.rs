@@ -182,8 +182,20 @@ async fn control_headers_of_a_client_go_no_further() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_client_cannot_order_retries() -> Result<()> {
+async fn a_client_cannot_order_retries_or_write_long_log_lines() -> Result<()> {
     let stack = Stack::start_shared(1).await?;
+    let id = "i".repeat(10_000);
+    let request = Request::get("/v1/models")
+        .header("x-forwarded-for", "10.0.0.1")
+        .header("x-request-id", &id);
+    let reply = stack.send(request.body(client::empty())?).await?;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let line = stack
+        .envoy
+        .access_log_of(&id[..64], Duration::from_secs(5))
+        .await?
+        .to_string();
+    assert!(line.len() < 2_000, "{line}");
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::Status))
         .await;

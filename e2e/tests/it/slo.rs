@@ -6,15 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use e2e::ledger_metrics::note;
 use e2e::slo::{chat, example, predicts};
 use futures::future::join_all;
 use serde_json::{Value, json};
 use testbed::client::{self, ClientReply, EventStream};
+use testbed::daemon::{DaemonProcess, DaemonSettings};
 use testbed::model_server::ModelServerOptions;
 use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 use tokio::task::JoinHandle;
+
+use crate::discovered::{EtcdProcess, both_daemons, leads};
 
 /// The maximum wait for learning from live traffic.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -404,11 +408,16 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
 /// this pause, the daemon receives models from a proxy before these 64 requests.
 const PREDICTED_TRAFFIC_PAUSE: Duration = Duration::from_millis(25);
 
-/// The maximum time from the moment when a new daemon is ready until it predicts from the models of
-/// a proxy. The proxy connects again after at most 0.8 s, and the daemon publishes models once a
+/// The maximum time from the moment when a restarted daemon leads until it predicts from the models
+/// of a proxy. The proxy connects again after at most 0.8 s, and the daemon publishes models once a
 /// second. The rest is for a busy machine of two cores, on which the proxy tries to connect more
 /// often, and so pauses for up to 2 s.
 const PREDICTS_AGAIN_MAX: Duration = Duration::from_secs(5);
+
+/// The same for a standby that has replaced a killed leader. After an outage as long as a lease,
+/// the proxy pauses for up to 2 s before each attempt. Envoy alternates between the addresses of
+/// the two daemons, so the first attempt may fail.
+const TAKES_OVER_MAX: Duration = PREDICTS_AGAIN_MAX.saturating_add(Duration::from_secs(2));
 
 /// Sends requests with SLOs, one after the other, until the value is dropped.
 struct PredictedTraffic {
@@ -455,11 +464,18 @@ impl PredictedTraffic {
         .await
     }
 
-    fn unpredicted(&self) -> Vec<String> {
-        self.unpredicted
+    /// Checks that all requests so far were served with a prediction.
+    fn check_all_predicted(&self, drill: &str) {
+        let unpredicted = self
+            .unpredicted
             .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+            .unwrap_or_else(PoisonError::into_inner);
+        assert!(unpredicted.is_empty(), "{unpredicted:?}");
+        let served = self.served.load(Ordering::Relaxed);
+        note(
+            drill,
+            &format!("{served} requests served, 0 without a prediction"),
+        );
     }
 }
 
@@ -484,107 +500,151 @@ async fn predicted_at(address: SocketAddr) -> Result<Option<String>> {
     Ok((!all).then(|| format!("{}: {reasons}", reply.status)))
 }
 
-/// The daemon has no file of models. First it restarts with its memory of slots, then another
-/// daemon without state replaces it.
+/// Returns the page of the daemon about the models of its pool.
+async fn models(stack: &Stack) -> Result<Value> {
+    let daemon = stack.daemon.as_ref().ok_or("a daemon")?;
+    Ok(daemon.admin("/debug/model").await?.json()?["pools"][0].clone())
+}
+
+/// Returns the fixed part of a decode step in these models, in ms.
+fn decode_ms(models: &Value) -> f64 {
+    models["step"]["decode"][0].as_f64().unwrap_or_default()
+}
+
+/// Waits until the proxy has a connection to a daemon (1) or has none (0).
+async fn connected(stack: &Stack, wanted: i64) -> Result<()> {
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_connected",
+            |connected| connected == wanted,
+            LIMIT,
+        )
+        .await
+        .map(drop)
+}
+
+/// Waits until the daemon, which has just begun to lead, predicts from the models of a proxy.
+/// Returns how long that took. `before` is [`decode_ms`] of the daemon that led before.
+async fn predicts_again(
+    stack: &Stack,
+    traffic: &PredictedTraffic,
+    drill: &str,
+    before: f64,
+) -> Result<Duration> {
+    let began = Instant::now();
+    traffic.wait_for_more(1).await?;
+    let served = began.elapsed();
+    connected(stack, 1).await?;
+    predicts(stack, LIMIT).await?;
+    let elapsed = began.elapsed();
+    // The daemon cannot have learned these models itself, because it needs more requests to learn a
+    // model.
+    let known = models(stack).await?;
+    note(
+        drill,
+        &format!(
+            "after the daemon led, a request was predicted within {} ms, and the daemon predicted after {} ms",
+            served.as_millis(),
+            elapsed.as_millis()
+        ),
+    );
+    let learned = known["observations"]["learned"].as_u64().ok_or("a count")?;
+    assert!(learned < 64, "after {learned} observations");
+    let now = decode_ms(&known);
+    assert!(
+        (now / before - 1.0).abs() < 0.3,
+        "the fixed part of a decode step: {before} ms, then {now}"
+    );
+    Ok(elapsed)
+}
+
+/// The daemon has no file of models. It restarts with its memory of slots.
 #[tokio::test]
-async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
+async fn a_restart_ends_no_prediction() -> Result<()> {
+    const DRILL: &str = "daemon killed and restarted under requests with SLOs";
     let mut stack = by_example(Stack::builder().servers_like(2, &engine()).concurrency(2))?
+        .envoy_in_turn()
         .start()
         .await?;
     learn(&stack).await?;
     predicting(&stack, &LOOSE, true).await?;
-    let model = |page: &Value| {
-        page["pools"][0]["step"]["decode"][0]
-            .as_f64()
-            .unwrap_or_default()
-    };
-    let page = |stack: &Stack| {
-        let asked = stack
-            .daemon
-            .as_ref()
-            .map(|daemon| daemon.settings().admin.address());
-        async move { client::get(asked?, "/debug/model").await.ok()?.json().ok() }
-    };
-    let before = model(&page(&stack).await.ok_or("the daemon's page")?);
+    let before = decode_ms(&models(&stack).await?);
     let traffic = PredictedTraffic::start(stack.address());
-    for (round, restarted) in ["the same daemon", "another daemon"]
-        .into_iter()
-        .enumerate()
-    {
-        traffic.wait_for_more(10).await?;
-        stack.daemon()?.process().kill()?;
-        stack
-            .envoy
-            .picker_stat_until(
-                "switchpoint_state_connected",
-                |connected| connected == 0,
-                LIMIT,
-            )
-            .await?;
-        if restarted == "another daemon" {
-            std::fs::remove_file(stack.folder().join("snapshot"))?;
-        }
-        traffic.wait_for_more(10).await?;
-        stack.daemon()?.start_again()?;
-        let leads = || async {
-            stack
-                .daemon
-                .as_ref()?
-                .admin("/debug/model")
-                .await
-                .ok()
-                .map(drop)
-        };
-        wait_for(LIMIT, "the daemon to answer", leads).await?;
-        let ready = Instant::now();
-        traffic.wait_for_more(1).await?;
-        let served = ready.elapsed();
-        stack
-            .envoy
-            .picker_stat_until(
-                "switchpoint_state_connected",
-                |connected| connected == 1,
-                LIMIT,
-            )
-            .await?;
-        predicts(&stack, LIMIT).await?;
-        let predicts_again = ready.elapsed();
-        // The daemon cannot have learned these models itself, because it needs more requests to
-        // learn a model.
-        let known = page(&stack).await.ok_or("the daemon's page")?;
-        println!(
-            "drill {restarted}: after it was ready, a request was predicted within {} ms, and the daemon predicted after {} ms",
-            served.as_millis(),
-            predicts_again.as_millis()
-        );
-        assert!(
-            served.max(predicts_again) < PREDICTS_AGAIN_MAX,
-            "{restarted}: {served:?}, {predicts_again:?}"
-        );
-        let learned = known["pools"][0]["observations"]["learned"]
-            .as_u64()
-            .ok_or("a count")?;
-        assert!(learned < 64, "after {learned} observations");
-        assert!(
-            (model(&known) / before - 1.0).abs() < 0.3,
-            "a decode step: {before} ms, then {}",
-            model(&known)
-        );
-        // A proxy that starts now also predicts latencies.
-        let fresh = SecondEnvoy::start(&stack, &format!("fresh-{round}"), 1).await?;
-        wait_for(LIMIT, "a new proxy to predict", || async {
-            predicted_at(fresh.envoy.listener())
-                .await
-                .ok()?
-                .is_none()
-                .then_some(())
-        })
+    traffic.wait_for_more(10).await?;
+    stack.daemon()?.process().kill()?;
+    connected(&stack, 0).await?;
+    traffic.wait_for_more(10).await?;
+    stack.daemon()?.start_again()?;
+    wait_for(LIMIT, "the daemon to lead", || async {
+        leads(stack.daemon.as_ref()?).await?.then_some(())
+    })
+    .await?;
+    let elapsed = predicts_again(&stack, &traffic, DRILL, before).await?;
+    assert!(elapsed < PREDICTS_AGAIN_MAX, "{elapsed:?}");
+    traffic.wait_for_more(20).await?;
+    traffic.check_all_predicted(DRILL);
+    Ok(())
+}
+
+/// Two daemons share a lease, but no file: the standby knows neither the leader's models nor its
+/// slots. The leader is killed, and the standby leads when the lease has expired.
+#[tokio::test]
+async fn a_failover_by_a_lease_ends_no_prediction() -> Result<()> {
+    const DRILL: &str = "leader killed under requests with SLOs";
+    let Some(etcd) = EtcdProcess::start() else {
+        return Ok(());
+    };
+    let folder = tempfile::tempdir()?;
+    let mut spare = DaemonSettings::new(folder.path())?;
+    let other = spare.state.number();
+    let mut stack = by_example(Stack::builder().servers_like(2, &engine()).concurrency(2))?
+        .daemon_arguments(&["--lease-etcd", &etcd.url])
+        .envoy_config(move |config| both_daemons(config, other))
+        .start()
         .await?;
-        traffic.wait_for_more(20).await?;
-    }
-    assert_eq!(traffic.unpredicted(), [""; 0]);
-    let served = traffic.served.load(Ordering::Relaxed);
-    println!("drill: {served} requests served, 0 without a prediction");
+    let leader = stack.daemon()?.settings();
+    spare.arguments.clone_from(&leader.arguments);
+    spare.environment.clone_from(&leader.environment);
+    let endpoints = "endpoints.yaml";
+    std::fs::copy(leader.folder.join(endpoints), spare.folder.join(endpoints))?;
+    let standby = DaemonProcess::start(spare)?;
+    wait_for(LIMIT, "the second daemon to stand by", || async {
+        (!leads(&standby).await?).then_some(())
+    })
+    .await?;
+    learn(&stack).await?;
+    predicting(&stack, &LOOSE, true).await?;
+    let before = decode_ms(&models(&stack).await?);
+    let traffic = PredictedTraffic::start(stack.address());
+    traffic.wait_for_more(10).await?;
+    let killed_at = Instant::now();
+    stack.daemon()?.process().kill()?;
+    connected(&stack, 0).await?;
+    wait_for(LIMIT, "the standby to lead", || async {
+        leads(&standby).await?.then_some(())
+    })
+    .await?;
+    note(
+        DRILL,
+        &format!("another leads after {:.1?}", killed_at.elapsed()),
+    );
+    // The ports of the killed daemon stay reserved, because Envoy still tries its address.
+    let _killed = stack.daemon.replace(standby);
+    let elapsed = predicts_again(&stack, &traffic, DRILL, before).await?;
+    assert!(elapsed < TAKES_OVER_MAX, "{elapsed:?}");
+    // A proxy that starts now also predicts latencies.
+    let fresh = SecondEnvoy::start(&stack, "fresh", 1).await?;
+    wait_for(LIMIT, "a new proxy to predict", || async {
+        predicted_at(fresh.envoy.listener())
+            .await
+            .ok()?
+            .is_none()
+            .then_some(())
+    })
+    .await?;
+    traffic.wait_for_more(20).await?;
+    traffic.check_all_predicted(DRILL);
     Ok(())
 }
 

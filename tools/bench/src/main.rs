@@ -9,6 +9,7 @@
 //! | `sharing` | what shared state between workers and proxies gains, and its cost per pick | `sharing.json` |
 //! | `relay` | what many proxies cost one daemon | `relay.json` |
 //! | `engines` | how traffic spreads over engines of every kind, and over pools with broken engines | `engines.json` |
+//! | `neighbour` | small requests beside uploads of 23 MiB | `neighbour.json` |
 //! | `flow` | flow control over workers and proxies, and what it costs a request | `flow.json`, `flow-cost.json` |
 //! | `page` | copies the results of the first three and of `flow` to `docs/data` and prints `docs/reference/performance.md` from there | |
 //!
@@ -29,6 +30,7 @@ mod engines;
 mod flow;
 mod load;
 mod minimal;
+mod neighbour;
 mod overhead;
 mod page;
 mod predicting;
@@ -89,6 +91,9 @@ enum BenchPart {
     /// two proxies of four workers, then without the daemon; and the cost for a request ->
     /// target/bench/flow.json, flow-cost.json
     Flow(flow::Args),
+    /// Small requests while another client uploads 23 MiB, at one worker ->
+    /// target/bench/neighbour.json
+    Neighbour(Args),
     /// Copy the last results to docs/data and print docs/reference/performance.md from there
     Page,
     /// Run the model servers that answer at once (the bench starts them)
@@ -111,6 +116,7 @@ async fn main() -> ExitCode {
         Some(BenchPart::Relay(args)) => relay::bench(*args).await,
         Some(BenchPart::Engines(args)) => engines::bench(*args).await,
         Some(BenchPart::Flow(args)) => flow::bench(*args).await,
+        Some(BenchPart::Neighbour(args)) => neighbour::bench(args).await,
         Some(BenchPart::Page) => page::write(),
         Some(BenchPart::Sink { listen }) => sink::serve(listen).await,
         None => all(&args).await,

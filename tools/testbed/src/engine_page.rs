@@ -32,7 +32,8 @@ engine, behind a real Envoy. The tests print the page: `target/release/bench eng
 const BROKEN: &str = "
 One of four engines is broken: it answers at once, in the way that its name says, and its metrics look healthy. The
 others take 0.5 s. 32 clients send requests, which are counted for 12 s, beginning 2 s after the first one. At most 2 %
-may go to the broken engine.
+may go to the broken engine. The requests are streamed chats. Engines without work get all APIs that generate in turn,
+streamed and not: in the first row `/generate` and `/inference/v1/generate`, in the second the others.
 
 ";
 

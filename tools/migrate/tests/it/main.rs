@@ -408,6 +408,9 @@ mod slow {
                     "monitoring.coreos.com/v1",
                     "--namespace",
                     namespace,
+                    // The chart refuses ext_proc without them, and the report says so.
+                    "--set-json",
+                    r#"networkPolicy.extProcGateways=[{"namespaceSelector":{}}]"#,
                     "-f",
                 ])
                 .arg(&values)

@@ -10,7 +10,7 @@ use crate::results::{CellResult, FigureResult, OURS, RaceResults, RouterResult};
 const HEAD: &str = "## Beside smg
 
 Each entry is the ratio of Switchpoint to smg, and Switchpoint's time in ms. The last row is the geometric mean over the
-cells with our own workloads, at half load or more. Hits and failures are those of all sessions.
+cells with our own workloads and a load of at least 50 %. Hits and failures are those of all sessions.
 
 ";
 

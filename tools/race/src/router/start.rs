@@ -25,7 +25,9 @@ impl RouterKind {
         adds_by: AddWorker,
         folder: TempDir,
     ) -> Result<RunningRouter> {
-        let program = self.program().ok_or("this router is no rival")?;
+        let program = self
+            .program()
+            .ok_or("this router has no program of its own")?;
         let mut ports = Vec::new();
         let mut addresses = Vec::new();
         let mut processes = Vec::new();
