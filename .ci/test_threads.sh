@@ -13,6 +13,8 @@ case "$PWD:$1" in
   # `make test` compiles and lints the slow drills; only `make e2e-long` runs them.
   */long-*) skip ;;
   */e2e-* | */daemon-*) [ "${PROGRAMS:-timed}" = timed ] || skip ;;
+  # These tests wait for etcd, Kubernetes and files most of the time.
+  */discovery:*) [ "${PROGRAMS:-others}" = others ] || skip; threads=$((cores * 3)) ;;
   *) [ "${PROGRAMS:-others}" = others ] || skip; threads="$cores" ;;
 esac
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$threads}"
