@@ -253,7 +253,9 @@ impl ManagedPool {
     /// Does a bounded slice of housekeeping. Hosts call it at every tick, never in a request.
     pub fn tick(&mut self, now: Timestamp) {
         self.cache.sweep(SWEEP_BUCKETS, now);
-        self.endpoints.failures.ejections.forget_expired(now);
+        let failures = &mut self.endpoints.failures;
+        let is_quiet = |endpoint| failures.health.is_quiet(endpoint, now);
+        failures.ejections.tidy(is_quiet, now);
         self.tick_queues(now);
     }
 

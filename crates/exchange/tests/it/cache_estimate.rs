@@ -74,8 +74,24 @@ fn ask_body(
     tokens: u32,
     server: &[u8],
 ) {
+    ask_body_from(pool, "", path, body, [cached, tokens], server);
+}
+
+/// Sends a body from this client address. The engine reports cached tokens and all tokens.
+fn ask_body_from(
+    pool: &mut ManagedPool,
+    address: &str,
+    path: &[u8],
+    body: &str,
+    [cached, tokens]: [u32; 2],
+    server: &[u8],
+) {
     let mut exchange = Exchange::new(Timestamp(0));
-    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", path)];
+    let pairs: [(&[u8], &[u8]); 3] = [
+        (b":method", b"POST"),
+        (b":path", path),
+        (b"x-forwarded-for", address.as_bytes()),
+    ];
     exchange.request_headers(&ExchangeSettings::default(), pairs, false);
     let ExchangeStep::Forward(_) = exchange.decide(
         &ExchangeSettings::default(),
@@ -120,6 +136,38 @@ fn an_engine_that_had_less_than_believed_is_believed_to_hold_less() {
         capacity(&pool, endpoint) < BLOCKS * 9 / 10,
         "{}",
         capacity(&pool, endpoint)
+    );
+}
+
+/// Sends three old prompts, which miss, from these client addresses. Before, a client fills the
+/// cache and gets a hit. Returns the estimated capacity.
+fn capacity_after_misses(filled_by: &str, misses_of: [&str; 3]) -> u32 {
+    let (mut pool, endpoint) = pool();
+    let mut ask_from = |address: &str, number: usize, cached: u32| {
+        let prompt = format!("{number:07} is so ").repeat(850);
+        let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
+        let tokens = [cached, 5_000];
+        let path = b"/v1/completions";
+        ask_body_from(&mut pool, address, path, &body, tokens, b"10.0.0.0:8000");
+    };
+    (0..20).for_each(|number| ask_from(filled_by, number, 0));
+    ask_from(filled_by, 19, 4_950);
+    for (number, address) in (8..).zip(misses_of) {
+        ask_from(address, number, 0);
+    }
+    capacity(&pool, endpoint)
+}
+
+#[test]
+fn a_client_beside_another_lowers_the_estimate_less_than_two_that_work_together() {
+    let [ann, bob, eve] = ["10.1.1.1", "10.2.2.2", "10.3.3.3"];
+    let alone = capacity_after_misses(eve, [eve; 3]);
+    let together = capacity_after_misses(ann, [eve, bob, eve]);
+    let beside_another = capacity_after_misses(ann, [eve; 3]);
+    assert_eq!(together, alone, "each miss counts");
+    assert!(
+        alone < beside_another && beside_another < BLOCKS,
+        "{alone} {beside_another}"
     );
 }
 

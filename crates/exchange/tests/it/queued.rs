@@ -97,14 +97,19 @@ impl QueuedClient {
 
     /// Lets the engine send the headers of a reply that it has computed, of this many bytes.
     fn computes(&mut self, bytes: usize) {
+        self.answers(b"application/json", Some(bytes));
+    }
+
+    /// Lets the engine send the headers of a reply of this type and length.
+    fn answers(&mut self, content_type: &[u8], content_length: Option<usize>) {
         let address = self.endpoint();
         let head = ResponseHead {
             origin: ResponseOrigin::Upstream,
             status: 200,
             upstream_address: Some(address.as_bytes()),
             attempts: 1,
-            content_type: Some(b"application/json"),
-            content_length: Some(bytes),
+            content_type: Some(content_type),
+            content_length,
             ..ResponseHead::default()
         };
         let flow = self.driver.response_headers(&mut self.host, &head);
@@ -300,12 +305,29 @@ fn a_client_does_not_pay_for_a_stream_whose_engine_pauses() {
 }
 
 /// The way in which a client treats a reply of 12 MiB.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum LongReply {
     /// The client reads the reply 4.8 s after the headers.
     ReadLate,
+    /// The same, with a reply of unknown length.
+    ChunkedReadLate,
+    /// The same, with a stream.
+    StreamReadLate,
+    /// The client reads nothing of its connection, so the headers arrive only when it reads, after
+    /// 4.8 s.
+    HeadersReadLate,
     /// The client never reads the reply, keeps the stream, and sends its next request after 4.9 s.
     Kept,
+}
+
+impl LongReply {
+    /// The time from the request to the headers.
+    fn headers_ms(self) -> u64 {
+        match self {
+            Self::HeadersReadLate => 4_800,
+            _ => 10,
+        }
+    }
 }
 
 /// One of several loops of a client. A loop sends its next request after its last one.
@@ -354,15 +376,19 @@ impl ClientLoop {
                 client.host.answer(&mut client.driver, &address);
                 Some(200)
             }
-            Some(_) if ms >= 10 && !std::mem::replace(has_headers, true) => {
-                client.computes(12 << 20);
+            Some(reply) if ms >= reply.headers_ms() && !std::mem::replace(has_headers, true) => {
+                match reply {
+                    LongReply::ChunkedReadLate => client.answers(b"application/json", None),
+                    LongReply::StreamReadLate => client.answers(b"text/event-stream", None),
+                    _ => client.computes(12 << 20),
+                }
                 None
             }
-            Some(LongReply::ReadLate) if ms >= 4_800 => {
+            Some(LongReply::Kept) => (ms >= 4_900).then_some(200),
+            Some(_) if ms >= 4_800 => {
                 let _ = client.driver.response_body(&mut client.host, 1, true);
                 Some(200)
             }
-            Some(LongReply::Kept) if ms >= 4_900 => Some(200),
             _ => None,
         }
     }
@@ -425,6 +451,25 @@ fn requests_beside_a_client_that_reads_late_or_never_keep_their_places() {
         let [served, refused] = replies_beside(Some(reply));
         assert_eq!(refused, 0);
         assert!(served * 10 >= alone * 9, "{served} of {alone}");
+    }
+}
+
+/// Checks how far the picker is from the bounds above where it does not know in time that a reply
+/// waits for its client. A stream, or a request without headers, may wait for its engine, so it
+/// costs nothing more.
+#[test]
+fn replies_that_may_wait_for_their_engine_leave_others_at_least_some_places() {
+    let [alone, _] = replies_beside(None);
+    for (reply, part) in [
+        (LongReply::ChunkedReadLate, 2),
+        (LongReply::StreamReadLate, 25),
+        (LongReply::HeadersReadLate, 25),
+    ] {
+        let [served, refused] = replies_beside(Some(reply));
+        assert!(
+            served * part >= alone,
+            "{reply:?}: {served} of {alone}, {refused} refused"
+        );
     }
 }
 

@@ -3,13 +3,14 @@
 //!
 //! [`super::health`] decides when an endpoint is ejected. The first ejection lasts [`BASE_MS`].
 //! Each further one without a success in between lasts twice as long, up to [`MAX_MS`], or up to
-//! [`QUIET_MAX_MS`] for bad answers to a worker with little traffic. Each ejection is shortened at
-//! random by up to [`JITTER`], so that proxies do not all come back at once. After that, one
-//! request at a time is a probe: while it runs, at most [`PROBE_MS`], other requests avoid the
-//! endpoint. The worker that made the record sends the probe. The other workers send one later, in
-//! case that worker has no request. A success clears the record. At most half of the ready
-//! endpoints are ejected, the worst first. If more than half fail, the other endpoints are no
-//! better choice.
+//! [`QUIET_MAX_MS`] for bad answers to a worker with little traffic. Such an ejection lasts up to
+//! [`MAX_MS`] for another worker with more traffic, and for the same one once it has more. Each
+//! ejection is shortened at random by up to [`JITTER`], so that proxies do not all come back at
+//! once. After that, one request at a time is a probe: while it runs, at most [`PROBE_MS`], other
+//! requests avoid the endpoint. The worker that made the record sends the probe. The other workers
+//! send one later, in case that worker has no request. A success clears the record. At most half of
+//! the ready endpoints are ejected, the worst first. If more than half fail, the other endpoints
+//! are no better choice.
 //!
 //! A record has a timestamp, and the later of two records wins. So the workers of a process can
 //! exchange records in any order and any number of times, and still agree. A success is sent as a
@@ -36,7 +37,8 @@ use scheduler::Timestamp;
 /// enough that the rest of the pool carries the load if a third of it is ejected.
 const BASE_MS: u64 = 1_000;
 
-/// The longest ejection, in ms. It is the longest time until a recovered endpoint is tried again.
+/// The longest ejection, in ms, for a worker that sends many requests. It is the longest time until
+/// such a worker tries a recovered endpoint again.
 const MAX_MS: u64 = 5_000;
 
 /// The longest ejection for bad answers, which reach clients, in ms, if the worker sends few
@@ -362,9 +364,13 @@ impl Ejections {
         self.rows.retain(|r| r.endpoint != endpoint);
     }
 
-    /// Forgets records that are no longer needed.
-    pub fn forget_expired(&mut self, now: Timestamp) {
-        self.rows.retain(|r| !r.is_over(now));
+    /// Forgets records that are no longer needed, and shortens ejections that are too long for a
+    /// worker that sends many requests. `is_quiet` says whether this worker sends few.
+    pub fn tidy(&mut self, is_quiet: impl Fn(EndpointRef) -> bool, now: Timestamp) {
+        self.rows.retain_mut(|row| {
+            *row = row.shortened(&is_quiet);
+            !row.is_over(now)
+        });
     }
 
     /// Writes which endpoints are ejected now, parallel to the snapshot's endpoints. Leaves `out`
@@ -406,6 +412,20 @@ impl Ejection {
         Self {
             at: self.at.min(now),
             until: self.until.min(now.plus_ms(MAX_MS)),
+            ..self
+        }
+    }
+
+    /// The record as it counts for a worker. It is shortened to [`MAX_MS`], unless the worker sends
+    /// few requests.
+    #[must_use]
+    pub(super) fn shortened(self, is_quiet: impl Fn(EndpointRef) -> bool) -> Self {
+        let soon = self.at.plus_ms(MAX_MS);
+        if self.until <= soon || is_quiet(self.endpoint) {
+            return self;
+        }
+        Self {
+            until: soon,
             ..self
         }
     }
@@ -975,14 +995,14 @@ mod tests {
         let mut two = Ejections::default();
         eject(&mut one, 1, 0);
         succeed(&mut one, 1, 10);
-        one.forget_expired(at(10 + CLEARED_MS - 1));
+        one.tidy(|_| true, at(10 + CLEARED_MS - 1));
         assert_eq!(one.rows().len(), 1);
         assert_eq!(
             tell(&one, &mut two, at(10 + CLEARED_MS)),
             0,
             "it is no news any more"
         );
-        one.forget_expired(at(10 + CLEARED_MS));
+        one.tidy(|_| true, at(10 + CLEARED_MS));
         assert!(one.rows().is_empty());
     }
 

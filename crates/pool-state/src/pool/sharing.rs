@@ -156,6 +156,8 @@ impl ManagedPool {
     /// nothing.
     pub fn learn_ejection(&mut self, ejection: Ejection, now: Timestamp) {
         let failures = &self.endpoints.failures;
+        let is_quiet = |endpoint| failures.health.is_quiet(endpoint, now);
+        let ejection = ejection.shortened(is_quiet);
         let is_refuted = ejection.outside
             && ejection.failures > 0
             && failures
@@ -251,6 +253,7 @@ mod tests {
 
     use super::*;
     use crate::peers::PeerReport;
+    use crate::pool::EjectionCause;
     use crate::pool::LoadReportSum;
     use crate::pool::witnesses::{RequestFailure, Witness};
 
@@ -320,6 +323,75 @@ mod tests {
         health.record_failure(AT, failure, at(400));
         pool.learn_ejection(failed(500, true), at(500));
         assert_eq!(pool.ejections().len(), 1, "a failure here confirms it");
+    }
+
+    /// Ejects the endpoint through a worker that sends few requests, for 20 s. Returns the record.
+    fn eject_when_quiet(quiet: &mut ManagedPool) -> Ejection {
+        let failures = &mut quiet.endpoints.failures;
+        for _ in 0..6 {
+            let cause = EjectionCause::by_answers(failures.health.is_quiet(AT, at(0)));
+            failures.ejections.probe_failed(AT, cause, 0.0, at(0));
+        }
+        quiet.ejections()[0]
+    }
+
+    /// Lets 16 requests succeed at another endpoint.
+    fn make_busy(pool: &mut ManagedPool, ms: u64) {
+        let other = EndpointRef {
+            slot: Slot(1),
+            ..AT
+        };
+        for prompt in 0..16 {
+            let health = &mut pool.endpoints.failures.health;
+            health.record_success(other, prompt, at(ms));
+        }
+    }
+
+    #[test]
+    fn a_busy_worker_probes_after_five_seconds_what_a_quiet_one_ejected_for_longer() {
+        let [mut quiet, mut busy, mut third] = [pool(), pool(), pool()];
+        let row = eject_when_quiet(&mut quiet);
+        make_busy(&mut busy, 0);
+        for ms in [1, 2] {
+            busy.learn_ejection(row, at(ms));
+            third.learn_ejection(row, at(ms));
+        }
+        let is_ejected = |pool: &ManagedPool, ms| {
+            let ejections = &pool.endpoints.failures.ejections;
+            ejections.is_ejected(AT, at(ms))
+        };
+        assert!(is_ejected(&busy, 4_999));
+        assert!(is_ejected(&quiet, 19_999) && is_ejected(&third, 19_999));
+        // What the busy worker reports does not shorten the ejection for the others.
+        third.learn_ejection(busy.ejections()[0], at(3));
+        assert!(is_ejected(&third, 19_999));
+        let probed = at(5_400);
+        let ejections = &mut busy.endpoints.failures.ejections;
+        assert!(ejections.is_probe(AT, probed), "200 to 400 ms later");
+        let succeeds = ejections.record_answer(AT, true, probed, probed);
+        assert!(succeeds, "the endpoint works again");
+        third.learn_ejection(busy.ejections()[0], probed);
+        assert!(!is_ejected(&third, 5_401), "the others know it at once");
+    }
+
+    #[test]
+    fn an_ejection_becomes_shorter_when_traffic_comes() {
+        let [mut quiet, mut other] = [pool(), pool()];
+        let row = eject_when_quiet(&mut quiet);
+        other.learn_ejection(row, at(1));
+        for pool in [&mut quiet, &mut other] {
+            pool.tick(at(6_000));
+            assert!(pool.endpoints.failures.ejections.is_ejected(AT, at(6_000)));
+            make_busy(pool, 6_001);
+            pool.tick(at(6_002));
+            assert!(!pool.endpoints.failures.ejections.is_ejected(AT, at(6_002)));
+        }
+        other.learn_ejection(row, at(6_003));
+        let ejections = &other.endpoints.failures.ejections;
+        assert!(
+            !ejections.is_ejected(AT, at(6_003)),
+            "the old record is none"
+        );
     }
 
     proptest! {
