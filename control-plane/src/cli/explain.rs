@@ -11,6 +11,7 @@ mod table;
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use clap::Args;
@@ -27,6 +28,10 @@ pub const QUESTION_BYTES_MAX: usize = 64 << 20;
 
 /// The maximum time that the daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// The caller of a computation, which stops when the caller no longer waits.
+#[derive(Debug)]
+pub struct WaitingCaller(Weak<()>);
 
 /// A question to the daemon: the body of `POST /debug/explain`.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +93,29 @@ pub struct ExplainArgs {
     /// The output format: readable text, or one JSON object.
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
+}
+
+// === impl WaitingCaller ===
+
+impl WaitingCaller {
+    /// Returns a caller that waits until the first value is dropped.
+    #[must_use]
+    pub fn pair() -> (Arc<()>, Self) {
+        let waits = Arc::new(());
+        let caller = Self(Arc::downgrade(&waits));
+        (waits, caller)
+    }
+
+    /// Checks that the caller still waits.
+    ///
+    /// # Errors
+    /// Fails if the caller no longer waits.
+    pub fn check(&self) -> Result<(), String> {
+        if self.0.strong_count() == 0 {
+            return Err("no client waits for the answer any more".to_owned());
+        }
+        Ok(())
+    }
 }
 
 fn header(text: &str) -> Result<(String, String), String> {

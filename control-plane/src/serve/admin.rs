@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::cli::build::COMMIT;
-use crate::cli::explain::{self, ExplainRequest, QUESTION_BYTES_MAX};
+use crate::cli::explain::{self, ExplainRequest, QUESTION_BYTES_MAX, WaitingCaller};
 use crate::config::{ConfigStatus, ResolvedConfig};
 use crate::learn::directory::LearnerDirectory;
 use crate::pool::discovery_source;
@@ -128,8 +128,8 @@ async fn why(
     }): State<ShownState>,
     request: Request,
 ) -> Response {
-    let explain = move |question: ExplainRequest| {
-        explain::answer(&shared, &question)
+    let explain = move |question: ExplainRequest, caller: WaitingCaller| {
+        explain::answer(&shared, &question, &caller)
             .map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))
     };
     match explanations.answer(request, explain).await {

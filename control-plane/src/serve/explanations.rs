@@ -13,13 +13,23 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
+use crate::cli::explain::WaitingCaller;
+
 /// The maximum time in which the body of a question arrives, because the daemon accepts no other
 /// question meanwhile.
 const QUESTION_MAX: Duration = Duration::from_secs(5);
 
+/// The maximum time of a computation. The largest question takes seconds. Together with
+/// [`QUESTION_MAX`], this is less than the time that `switchpointd explain` waits.
+const COMPUTATION_MAX: Duration = Duration::from_secs(20);
+
 /// Computes one explanation at a time.
 #[derive(Clone, Debug)]
-pub struct ExplanationDesk(Arc<Semaphore>);
+pub struct ExplanationDesk {
+    turn: Arc<Semaphore>,
+    /// The maximum time of a computation.
+    computation_max: Duration,
+}
 
 /// The reason why a question gets no explanation.
 #[derive(Debug)]
@@ -33,24 +43,29 @@ pub struct QuestionRefusal {
 
 impl Default for ExplanationDesk {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(1)))
+        Self {
+            turn: Arc::new(Semaphore::new(1)),
+            computation_max: COMPUTATION_MAX,
+        }
     }
 }
 
 impl ExplanationDesk {
-    /// Reads the question in the body of `request`, and computes its answer with `explain`.
+    /// Reads the question in the body of `request`, and computes its answer with `explain`. If the
+    /// computation takes too long, `explain` learns that its caller no longer waits. No other
+    /// explanation begins before `explain` has returned.
     ///
     /// # Errors
     /// Fails if another explanation is being computed, if the body is not a question in JSON or
-    /// arrives too slowly, or if `explain` refuses the question.
+    /// arrives too slowly, if the computation takes too long, or if `explain` refuses the question.
     pub async fn answer<Q: DeserializeOwned>(
         &self,
         request: Request,
-        explain: impl FnOnce(Q) -> Result<Value, QuestionRefusal> + Send + 'static,
+        explain: impl FnOnce(Q, WaitingCaller) -> Result<Value, QuestionRefusal> + Send + 'static,
     ) -> Result<Value, QuestionRefusal> {
         // The permit is acquired before the body is read, so that memory holds at most one
         // question.
-        let turn = Arc::clone(&self.0).try_acquire_owned().map_err(|_| {
+        let turn = Arc::clone(&self.turn).try_acquire_owned().map_err(|_| {
             QuestionRefusal::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "another explanation is being computed; try again in a second",
@@ -71,14 +86,25 @@ impl ExplanationDesk {
                 )
             })?
             .map_err(|r| QuestionRefusal::new(r.status(), r.body_text()))?;
+        let (_waits, caller) = WaitingCaller::pair();
         let computed = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             let question = Json::<Q>::from_bytes(&body)
                 .map_err(|r| QuestionRefusal::new(r.status(), r.body_text()));
             drop(body);
-            explain(question?.0)
+            explain(question?.0, caller)
         });
-        computed.await.unwrap_or_else(|_| {
+        let computed = tokio::time::timeout(self.computation_max, computed).await;
+        let computed = computed.map_err(|_| {
+            QuestionRefusal::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!(
+                    "the explanation took more than {:?}; ask a shorter question",
+                    self.computation_max
+                ),
+            )
+        })?;
+        computed.unwrap_or_else(|_| {
             Err(QuestionRefusal::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "the explanation failed",
@@ -115,12 +141,15 @@ mod tests {
 
     use super::*;
 
-    async fn ask(desk: &ExplanationDesk, body: Body) -> Result<Value, u16> {
-        let request = axum::http::Request::post("/api/v1/explain")
+    fn request(body: Body) -> Request {
+        axum::http::Request::post("/api/v1/explain")
             .header(header::CONTENT_TYPE, "application/json")
             .body(body)
-            .unwrap();
-        let answer = desk.answer(request, |question: Value| Ok(question));
+            .unwrap()
+    }
+
+    async fn ask(desk: &ExplanationDesk, body: Body) -> Result<Value, u16> {
+        let answer = desk.answer(request(body), |question: Value, _| Ok(question));
         answer.await.map_err(|refusal| refusal.status.as_u16())
     }
 
@@ -138,5 +167,32 @@ mod tests {
         };
         tokio::join!(slow, other);
         assert_eq!(ask(&desk, Body::from("1")).await, Ok(json!(1)));
+    }
+
+    #[tokio::test]
+    async fn an_explanation_that_takes_too_long_is_refused_and_its_computation_stops() {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let desk = ExplanationDesk {
+            computation_max: Duration::from_millis(20),
+            ..ExplanationDesk::default()
+        };
+        let (stopped, computation) = tokio::sync::oneshot::channel();
+        let endless = move |question: Value, caller: WaitingCaller| {
+            let began = std::time::Instant::now();
+            while caller.check().is_ok() && began.elapsed() < PATIENCE {
+                std::thread::yield_now();
+            }
+            let _ = stopped.send(caller.check().is_err());
+            Ok(question)
+        };
+        let refused = desk.answer(request(Body::from("1")), endless).await;
+        assert_eq!(refused.unwrap_err().status.as_u16(), 503);
+        assert_eq!(computation.await, Ok(true));
+        let next = async {
+            while ask(&desk, Body::from("1")).await != Ok(json!(1)) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, next).await.unwrap();
     }
 }

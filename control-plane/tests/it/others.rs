@@ -8,8 +8,9 @@
 //! models.
 //!
 //! The files are those with the word `EndpointPickerConfig` in the newest stored commit of each
-//! repository, and in the last commit of some releases. A text may be a file, a part of one, or a
-//! literal in a program. In literals, `%s` and `%q` were replaced by what they stand for.
+//! repository, and in the last commit of some releases. The files of llm-d/llm-d are stored one by
+//! one, so their commits differ. A text may be a file, a part of one, or a literal in a program. In
+//! literals, `%s` and `%q` were replaced by what they stand for.
 //!
 //! `tests/configs/others.left` lists the texts that are left out. Each line has the reason (see
 //! [`LEFT_OUT`]), and the first place of the text (repository, commit, path and line).

@@ -16,7 +16,7 @@ use scheduler::{EndpointRef, Pipeline, PipelineSpec, Snapshot, Version};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::ExplainRequest;
+use super::{ExplainRequest, WaitingCaller};
 use crate::config;
 use crate::pool::writer::PoolView;
 use crate::state::counters::CounterTotals;
@@ -28,12 +28,17 @@ const WITHOUT_MAX: usize = scheduler::ENDPOINTS_MAX;
 /// The largest configuration in a question, in bytes. A ConfigMap in Kubernetes has the same limit.
 const CONFIG_BYTES_MAX: usize = 1 << 20;
 
-/// Answers a question from the current state.
+/// Answers a question from the current state. Stops between two steps if `caller` no longer waits.
+/// No step takes long: it reads a text of limited length, or decides one request.
 ///
 /// # Errors
-/// Fails if the daemon does not serve the pool or has no state of the pool yet, or if the question
-/// is invalid.
-pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, String> {
+/// Fails if the daemon does not serve the pool or has no state of the pool yet, if the question is
+/// invalid, or if the caller no longer waits.
+pub fn answer(
+    shared: &DaemonState,
+    question: &ExplainRequest,
+    caller: &WaitingCaller,
+) -> Result<Value, String> {
     question.check()?;
     let pools = shared.pools.views.borrow().clone();
     let name = match (&question.pool, shared.pools.names.as_slice()) {
@@ -56,7 +61,10 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
         .get(name)
         .and_then(|learned| proto::learned((**learned).clone()).ok());
     let live = |has_queues| {
-        live(view, question, has_queues).map(|live| with_models(live, learned.as_ref()))
+        caller.check()?;
+        let live = live(view, question, has_queues)?;
+        caller.check()?;
+        Ok::<_, String>(with_models(live, learned.as_ref()))
     };
     let mut answer = match ParsedRecord::from_json(&question.request) {
         Ok(record) => replay(&record, &live(true)?, question)?,

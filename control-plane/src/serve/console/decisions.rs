@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::cli::explain::{self, ExplainRequest};
+use crate::cli::explain::{self, ExplainRequest, WaitingCaller};
 use crate::serve::explanations::{ExplanationDesk, QuestionRefusal};
 use crate::state::decision_log::{SAMPLES_PER_POOL_MAX, SampledDecision};
 use crate::state::reports::RequestReports;
@@ -68,9 +68,9 @@ pub(super) async fn explain(
     explanations: &ExplanationDesk,
     request: Request,
 ) -> Result<Value, QuestionRefusal> {
-    let explain = move |question: ConsoleQuestion| {
+    let explain = move |question: ConsoleQuestion, caller: WaitingCaller| {
         let question = question.into_request(&shared.reports)?;
-        explain::answer(&shared, &question)
+        explain::answer(&shared, &question, &caller)
             .map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))
     };
     explanations.answer(request, explain).await

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use control_plane::cli::args::OutputFormat;
-use control_plane::cli::explain::{ExplainArgs, ExplainRequest, ask};
+use control_plane::cli::explain::{self, ExplainArgs, ExplainRequest, WaitingCaller, ask};
 use prost::Message;
 use proto::state::{self, proxy_message};
 use serde_json::json;
@@ -284,6 +284,25 @@ async fn a_question_that_cannot_be_explained_gets_an_error() {
         nobody.to_lowercase().contains("refused"),
         "why nobody answered: {nobody}"
     );
+}
+
+#[tokio::test]
+async fn an_explanation_whose_caller_no_longer_waits_is_not_computed() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
+    let question = ExplainRequest {
+        request: r#"{"model":"m","prompt":"x"}"#.to_owned(),
+        path: "/v1/completions".to_owned(),
+        ..ExplainRequest::default()
+    };
+    let (waits, caller) = WaitingCaller::pair();
+    until("the endpoint is known", || async {
+        explain::answer(&daemon.shared, &question, &caller).is_ok()
+    })
+    .await;
+    drop(waits);
+    let stopped = explain::answer(&daemon.shared, &question, &caller).unwrap_err();
+    assert!(stopped.contains("nobody waits"), "{stopped}");
+    daemon.stop().await;
 }
 
 #[tokio::test]

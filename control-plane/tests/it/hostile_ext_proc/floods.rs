@@ -2,18 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use ::ext_proc::STREAMS_PER_CONNECTION_MAX;
+use ::ext_proc::{DESTINATION_FORMAT, STREAMS_PER_CONNECTION_MAX};
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tonic::codegen::Bytes;
+use tonic::transport::Channel;
 
 use super::kit::{
-    DaemonProgram, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, headers, prompt,
-    said,
+    DaemonProgram, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, headers, immediate,
+    post, prompt, said,
 };
 use crate::daemon::harness::until;
 
@@ -137,6 +139,98 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     assert!(cores < IDLE_CORES_MAX, "{cores} cores");
     drop(channel);
     peers.into_iter().for_each(RawStream::leave);
+    program.settled().await;
+}
+
+/// The declared length of a long body. A gateway may hold six such bodies at the same time, and
+/// keep two for retries.
+const LONG: (&str, &str) = ("content-length", "20000000");
+
+/// Begins a chat request with a long body, which the gateway holds until it is complete.
+async fn hold_body(gateway: &Channel) -> RawStream {
+    let peer = RawStream::open(gateway);
+    let path = (":path", "/v1/chat/completions");
+    peer.say(&post(BodySendMode::Buffered, &[path, LONG])).await;
+    peer
+}
+
+/// Sends a request with a long body that the daemon does not read.
+async fn upload(gateway: &Channel) -> RawStream {
+    let peer = RawStream::with_metadata(gateway, &[(DESTINATION_FORMAT, "list")]);
+    let path = (":path", "/upload");
+    peer.say(&post(BodySendMode::FullDuplexStreamed, &[path, LONG]))
+        .await;
+    peer
+}
+
+/// Whether the gateway may keep a long body for a retry.
+async fn may_retry(gateway: &Channel) -> bool {
+    let (answers, status) = upload(gateway).await.end().await;
+    let Some(Answer::RequestHeaders(answer)) = answers.first().and_then(|a| a.response.as_ref())
+    else {
+        panic!("{answers:?} {status:?}")
+    };
+    let changes = answer.response.as_ref().unwrap().header_mutation.as_ref();
+    let mut set = changes.unwrap().set_headers.iter();
+    set.any(|option| option.header.as_ref().unwrap().key == "x-envoy-retry-on")
+}
+
+/// Drills two gateways at one daemon. Both send the requests of the same client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_at_all_its_limits_takes_no_room_from_another_gateway() {
+    const BODIES: usize = 6;
+    const REFUSED: usize = 2;
+    let program = DaemonProgram::with_endpoints(&["127.0.0.1:1", "127.0.0.1:2"]).await;
+    let [hostile, other] = [program.channel().await, program.channel().await];
+    program.settled().await;
+    let copies = [upload(&hostile).await, upload(&hostile).await];
+    until("it keeps two bodies for retries", || async {
+        program.in_flight().await == 2
+    })
+    .await;
+    assert!(!may_retry(&hostile).await);
+    let neighbour = SteadyClient::for_program(&program).await;
+    let mut bodies = Vec::new();
+    for _ in 0..BODIES + REFUSED {
+        bodies.push(hold_body(&hostile).await);
+    }
+    let refused = || bodies.iter().filter(|peer| peer.is_answered()).count();
+    until("it holds as many bodies as it may", || async {
+        refused() == REFUSED
+    })
+    .await;
+    let mut streams = Vec::new();
+    for _ in 0..STREAMS_PER_CONNECTION_MAX {
+        let peer = RawStream::open(&hostile);
+        peer.say(&models()).await;
+        streams.push(peer);
+    }
+    until("it has as many streams as it may", || async {
+        program.metric("llm_d_epp_extproc_streams_inflight").await
+            >= f64::from(STREAMS_PER_CONNECTION_MAX)
+    })
+    .await;
+
+    assert!(may_retry(&other).await);
+    let mut held = Vec::new();
+    for _ in 0..BODIES {
+        held.push(hold_body(&other).await);
+    }
+    for peer in held {
+        peer.say(&prompt()).await;
+        let (answers, status) = peer.end().await;
+        let is_routed = answers
+            .iter()
+            .any(|answer| answer.dynamic_metadata.is_some());
+        let is_refused = immediate(&answers).is_some();
+        assert!(is_routed && !is_refused, "{answers:?} {status:?}");
+    }
+    assert_eq!(refused(), REFUSED, "no body made room for another gateway");
+    let slowest = neighbour.was_served().await;
+    eprintln!("slowest pick of the neighbour {slowest:?}");
+    drop(hostile);
+    let left = bodies.into_iter().chain(copies).chain(streams);
+    left.for_each(RawStream::leave);
     program.settled().await;
 }
 

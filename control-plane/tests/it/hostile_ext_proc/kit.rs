@@ -38,7 +38,7 @@ pub(crate) const PICK_MAX: Duration = Duration::from_secs(15);
 
 const PATH: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
-/// A separate daemon process with one endpoint.
+/// A separate daemon process, with one endpoint by default.
 pub(crate) struct DaemonProgram {
     child: Child,
     pub(crate) ext_proc: SocketAddr,
@@ -70,16 +70,13 @@ fn free_port() -> SocketAddr {
 
 impl DaemonProgram {
     pub(crate) async fn start() -> Self {
+        Self::with_endpoints(&["127.0.0.1:1"]).await
+    }
+
+    pub(crate) async fn with_endpoints(endpoints: &[&str]) -> Self {
         let [ext_proc, state, admin] = [(); 3].map(|()| free_port());
         let child = Command::new(env!("CARGO_BIN_EXE_switchpointd"))
-            .args([
-                "serve",
-                "--endpoint",
-                "127.0.0.1:1",
-                "--ext-proc-plaintext",
-                "--listen-health",
-                "none",
-            ])
+            .args(["serve", "--ext-proc-plaintext", "--listen-health", "none"])
             .args([
                 "--listen-ext-proc",
                 &ext_proc.to_string(),
@@ -88,6 +85,11 @@ impl DaemonProgram {
                 "--listen-admin",
                 &admin.to_string(),
             ])
+            .args(
+                endpoints
+                    .iter()
+                    .flat_map(|address| ["--endpoint", *address]),
+            )
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -161,9 +163,11 @@ impl DaemonProgram {
     }
 
     pub(crate) async fn in_flight(&self) -> u64 {
-        get_json(self.admin, "/debug/endpoints").await["endpoints"][0]["in_flight"]
-            .as_u64()
-            .unwrap()
+        let page = get_json(self.admin, "/debug/endpoints").await;
+        let endpoints = page["endpoints"].as_array().unwrap().iter();
+        endpoints
+            .map(|row| row["in_flight"].as_u64().unwrap())
+            .sum()
     }
 
     /// Waits until everything that hostile peers held is released.
@@ -228,15 +232,17 @@ pub(crate) fn headers(pairs: &[(&str, &str)], end_of_stream: bool) -> HttpHeader
 
 /// Returns the beginning of a chat request whose body is sent in this mode.
 pub(crate) fn chat(mode: BodySendMode) -> ProcessingRequest {
+    post(mode, &[(":path", "/v1/chat/completions")])
+}
+
+/// Returns the beginning of a request with these headers whose body is sent in this mode.
+pub(crate) fn post(mode: BodySendMode, more: &[(&str, &str)]) -> ProcessingRequest {
     let config = ProtocolConfiguration {
         request_body_mode: mode.into(),
         response_body_mode: mode.into(),
         ..ProtocolConfiguration::default()
     };
-    let headers = headers(
-        &[(":method", "POST"), (":path", "/v1/chat/completions")],
-        false,
-    );
+    let headers = headers(&[&[(":method", "POST")][..], more].concat(), false);
     ProcessingRequest {
         protocol_config: Some(config),
         ..said(Part::RequestHeaders(headers))
