@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use e2e::queued_requests;
+use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
-use testbed::client::{self, RawConnection};
+use testbed::client::{self, Http2Client, RawConnection};
 use testbed::ports::ReservedPort;
 use testbed::stack::{PickerMode, Stack, StackBuilder};
 use testbed::{Result, wait_for};
@@ -29,6 +30,12 @@ const RESET_MS: u64 = 7_000;
 
 /// The pause of an engine in the middle of a reply. It is longer than [`RESET_MS`].
 const THOUGHT: Duration = Duration::from_secs(9);
+
+/// The number of pieces of a reply that its client reads for as long as [`THOUGHT`], and the size
+/// of a piece.
+const SLOW_PIECES: u32 = 96;
+const PIECE_BYTES: usize = 256 << 10;
+const SLOW_BYTES: usize = SLOW_PIECES as usize * PIECE_BYTES;
 
 const BODY: &str = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
 
@@ -233,16 +240,36 @@ async fn honest(stack: &Stack, bytes: usize) -> Result<usize> {
     Ok(reply.body.len())
 }
 
-/// Reads a reply of 24 MiB for as long as [`THOUGHT`]. Returns false if the status is not 200.
+/// Reads a reply of [`SLOW_BYTES`] slowly. Returns false if the status is not 200.
 fn read_slowly(mut raw: RawConnection) -> JoinHandle<Result<bool>> {
     tokio::spawn(async move {
         let head = raw.read_until(b"\r\n\r\n").await?;
-        for _ in 0..96 {
-            raw.read_exactly(256 << 10).await?;
-            tokio::time::sleep(THOUGHT / 96).await;
+        for _ in 0..SLOW_PIECES {
+            raw.read_exactly(PIECE_BYTES).await?;
+            tokio::time::sleep(THOUGHT / SLOW_PIECES).await;
         }
         Ok(head.starts_with(b"HTTP/1.1 200"))
     })
+}
+
+/// Does the same over HTTP/2. Returns the number of bytes that arrived.
+async fn read_slowly_over_http2(address: SocketAddr) -> Result<usize> {
+    let connection = Http2Client::connect(address).await?;
+    let request = http::Request::post("/v1/chat/completions")
+        .header("x-bytes", SLOW_BYTES)
+        .body(client::full(BODY))?;
+    let mut reply = connection.start(request).await?;
+    assert_eq!(reply.status(), 200);
+    let mut read = 0;
+    let mut pieces = 0;
+    while let Some(frame) = reply.body_mut().frame().await {
+        read += frame?.data_ref().map_or(0, |data| data.len());
+        while pieces < read / PIECE_BYTES {
+            pieces += 1;
+            tokio::time::sleep(THOUGHT / SLOW_PIECES).await;
+        }
+    }
+    Ok(read)
 }
 
 #[tokio::test]
@@ -273,17 +300,19 @@ async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cu
     let all = || async { unread_total(&stack).await.ok().filter(|n| *n == 3) };
     wait_for(LIMIT, "three unread replies", all).await?;
 
-    // A client that reads slowly is not reset.
-    let slow = read_slowly(ask_http1(&stack, 24 << 20).await?);
+    // Clients that read slowly are not reset.
+    let slow = read_slowly(ask_http1(&stack, SLOW_BYTES).await?);
+    let slow_http2 = tokio::spawn(read_slowly_over_http2(stack.address()));
     let thought = honest(&stack, 0);
     until_reset(&mut raw, vec![7, 9]).await?;
     assert!(thought.await? > 40_000);
     assert!(slow.await??);
+    assert_eq!(slow_http2.await??, SLOW_BYTES);
     until(&stack, "unread", 0).await?;
     until(&stack, "in_flight", 0).await?;
-    // The place of the client that reads slowly is free once its engine has ended.
+    // The places of the clients that read slowly are free once their engine has ended.
     let freed = unread_total(&stack).await?;
-    assert!((3..=4).contains(&freed), "{freed}");
+    assert!((3..=5).contains(&freed), "{freed}");
     Ok(())
 }
 
@@ -294,7 +323,7 @@ async fn twenty_unread_replies_take_no_place_of_others_through_ext_proc() -> Res
     let stack = start(PickerMode::ExtProc, &engine, folder.path()).await?;
     let mut raw = windowless(&stack).await?;
     ask_twenty(&mut raw).await?;
-    let slow = read_slowly(ask_http1(&stack, 24 << 20).await?);
+    let slow = read_slowly(ask_http1(&stack, SLOW_BYTES).await?);
     for _ in 0..20 {
         assert_eq!(honest(&stack, 1_000).await?, 1_000);
     }

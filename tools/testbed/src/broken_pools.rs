@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::plain_engine::{AnswerDelay, PlainAnswer, PlainBehaviour};
+use crate::plain_engine::{AnswerDelay, PlainAnswer, PlainBehaviour, paths};
 use crate::plain_pools::{PlainPool, PlainPools};
 use crate::stack::StackBuilder;
 use crate::{Result, wait_for};
@@ -59,6 +59,16 @@ pub struct PoolRequests {
     pub fault: String,
     /// Requests to each engine. The first engine is broken.
     pub requests: Vec<u64>,
+    /// The requests of each API that had some.
+    pub by_path: Vec<PathRequests>,
+}
+
+/// The requests of one API that the engines of one pool received.
+#[derive(Clone, Copy, Debug)]
+pub struct PathRequests {
+    pub path: &'static str,
+    pub to_broken: u64,
+    pub to_all: u64,
 }
 
 /// Returns the name of each fault, and the behaviour of its broken engine.
@@ -160,23 +170,13 @@ impl BrokenPools {
         };
         let _ = wait_for(LIMIT, "every working engine to serve", serve).await; // if this fails, the counts show which engine did not serve
         sleep(SETTLING).await;
-        let before: Vec<Vec<u64>> = self
-            .world
-            .pools
-            .iter()
-            .map(|pool| pool.requests())
-            .collect();
+        let pools = || self.world.pools.iter();
+        let before: Vec<_> = pools().map(|pool| pool.requests_by_path()).collect();
         sleep(MEASURED).await;
-        let sent = |(pool, before): (&Arc<PlainPool>, &Vec<u64>)| PoolRequests {
-            fault: pool.name.clone(),
-            requests: pool
-                .requests()
-                .iter()
-                .zip(before)
-                .map(|(now, before)| now - before)
-                .collect(),
-        };
-        self.world.pools.iter().zip(&before).map(sent).collect()
+        let since = pools().zip(&before);
+        since
+            .map(|(pool, before)| PoolRequests::since(pool, before))
+            .collect()
     }
 
     /// Repairs every broken engine. Returns the time until each engine served requests again.
@@ -211,12 +211,48 @@ impl Drop for BrokenPools {
 // === impl PoolRequests ===
 
 impl PoolRequests {
+    /// Counts the requests of a pool since [`PlainPool::requests_by_path`] was `before`.
+    fn since(pool: &PlainPool, before: &[Vec<u64>]) -> Self {
+        let new = |(now, before): (&Vec<u64>, &Vec<u64>)| -> Vec<u64> {
+            let counts = now.iter().zip(before);
+            counts.map(|(now, before)| now - before).collect()
+        };
+        let now = pool.requests_by_path();
+        let sent: Vec<Vec<u64>> = now.iter().zip(before).map(new).collect();
+        let by_path = paths().enumerate().map(|(at, path)| PathRequests {
+            path,
+            to_broken: sent.first().map_or(0, |broken| broken[at]),
+            to_all: sent.iter().map(|engine| engine[at]).sum(),
+        });
+        Self {
+            fault: pool.name.clone(),
+            by_path: by_path.filter(|path| path.to_all > 0).collect(),
+            requests: sent.iter().map(|engine| engine.iter().sum()).collect(),
+        }
+    }
+
     /// Returns the share of requests that the broken engine got, 0 to 1.
     #[must_use]
     pub fn share_of_broken(&self) -> f64 {
-        self.requests.first().copied().unwrap_or(0) as f64
-            / self.requests.iter().sum::<u64>().max(1) as f64
+        share(
+            self.requests.first().copied().unwrap_or(0),
+            self.requests.iter().sum(),
+        )
     }
+}
+
+// === impl PathRequests ===
+
+impl PathRequests {
+    /// Returns the share of this API's requests that the broken engine got, 0 to 1.
+    #[must_use]
+    pub fn share_of_broken(&self) -> f64 {
+        share(self.to_broken, self.to_all)
+    }
+}
+
+fn share(part: u64, all: u64) -> f64 {
+    part as f64 / all.max(1) as f64
 }
 
 /// Runs a client with one request in flight at a time. Every second prompt is one of four fixed
@@ -279,6 +315,30 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[tokio::test]
+    async fn requests_are_counted_by_engine_and_by_api() {
+        let engines = [PlainBehaviour::default(), PlainBehaviour::default()];
+        let pool = PlainPool::start(NO_WORK, engines).await.unwrap();
+        let send = async |engine: usize, number| {
+            let (path, body) = request(NO_WORK, number, "prompt");
+            let to = pool.engines[engine].addr();
+            pool.post(to, path, &body).await.unwrap();
+        };
+        send(0, 0).await;
+        let before = pool.requests_by_path();
+        send(0, 0).await;
+        send(1, 0).await;
+        send(1, 2).await;
+        let sent = PoolRequests::since(&pool, &before);
+        assert_eq!(sent.requests, [1, 2]);
+        let by_path = sent.by_path.iter();
+        let by_path: Vec<_> = by_path
+            .map(|api| (api.path, api.to_broken, api.to_all))
+            .collect();
+        let expected = [("/v1/chat/completions", 1, 2), ("/v1/completions", 0, 1)];
+        assert_eq!(by_path, expected);
+    }
 
     #[test]
     fn each_api_is_sent_with_both_kinds_of_prompts_streamed_and_not() {

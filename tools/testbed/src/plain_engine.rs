@@ -26,7 +26,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
-use reply::PlainRequest;
+use reply::{PATHS, PlainRequest};
 
 /// The name of the engine's model. The engine accepts requests for any model.
 pub const MODEL: &str = "demo";
@@ -120,7 +120,8 @@ struct PlainEngineState {
     address: SocketAddr,
     served_by: http::HeaderValue,
     manner: RwLock<SlottedBehaviour>,
-    requests: AtomicU64,
+    /// The requests to each path, in the order of [`PATHS`].
+    requests: [AtomicU64; PATHS.len()],
     running: watch::Sender<u64>,
 }
 
@@ -136,6 +137,11 @@ struct SlottedBehaviour {
 struct RunningGuard {
     shared: Arc<PlainEngineState>,
     _slot: Option<OwnedSemaphorePermit>,
+}
+
+/// Returns the paths that engines serve.
+pub fn paths() -> impl Iterator<Item = &'static str> {
+    PATHS.iter().map(|(path, _)| *path)
 }
 
 // === impl PlainBehaviour ===
@@ -178,7 +184,7 @@ impl PlainEngine {
             address,
             served_by,
             manner: RwLock::new(SlottedBehaviour::from_behaviour(behaviour)),
-            requests: AtomicU64::new(0),
+            requests: std::array::from_fn(|_| AtomicU64::new(0)),
             running: watch::Sender::new(0),
         });
         let task = tokio::spawn(serve(listener, shared.clone()));
@@ -202,7 +208,14 @@ impl PlainEngine {
 
     #[must_use]
     pub fn requests(&self) -> u64 {
-        self.shared.requests.load(Ordering::Relaxed)
+        self.requests_by_path().iter().sum()
+    }
+
+    /// Counts the requests to each path, in the order of [`paths`].
+    #[must_use]
+    pub fn requests_by_path(&self) -> Vec<u64> {
+        let counts = self.shared.requests.iter();
+        counts.map(|count| count.load(Ordering::Relaxed)).collect()
     }
 
     /// Counts the requests that run or wait now.
@@ -245,8 +258,11 @@ impl PlainEngineState {
 // === impl RunningGuard ===
 
 impl RunningGuard {
-    fn count(shared: &Arc<PlainEngineState>) -> Self {
-        shared.requests.fetch_add(1, Ordering::Relaxed);
+    /// Counts a request to the path at this position in [`PATHS`].
+    fn count(shared: &Arc<PlainEngineState>, path: usize) -> Self {
+        if let Some(requests) = shared.requests.get(path) {
+            requests.fetch_add(1, Ordering::Relaxed);
+        }
         shared.running.send_modify(|running| *running += 1);
         Self {
             shared: shared.clone(),
@@ -308,7 +324,7 @@ async fn answer(shared: &Arc<PlainEngineState>, request: Request<Incoming>) -> R
 }
 
 async fn infer(shared: &Arc<PlainEngineState>, asked: PlainRequest, body: &[u8]) -> Response<Body> {
-    let mut running = RunningGuard::count(shared);
+    let mut running = RunningGuard::count(shared, asked.path);
     let SlottedBehaviour { behaviour, slots } = shared.manner();
     if let PlainAnswer::ReplyUnless {
         mark,

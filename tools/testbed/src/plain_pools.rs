@@ -74,6 +74,14 @@ impl PlainPool {
         self.engines.iter().map(PlainEngine::requests).collect()
     }
 
+    /// Counts the requests that each engine received, by path, in the order of
+    /// [`crate::plain_engine::paths`].
+    #[must_use]
+    pub fn requests_by_path(&self) -> Vec<Vec<u64>> {
+        let engines = self.engines.iter();
+        engines.map(PlainEngine::requests_by_path).collect()
+    }
+
     /// Sends a body to this pool through the proxy at `proxy`.
     ///
     /// # Errors

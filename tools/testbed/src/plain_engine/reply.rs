@@ -28,7 +28,7 @@ const TOKEN_ID: u32 = 7;
 const FLUSH: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PlainApi {
+pub(super) enum PlainApi {
     Chat,
     Completions,
     /// Anthropic's API.
@@ -42,7 +42,7 @@ enum PlainApi {
     TokenIds,
 }
 
-const PATHS: &[(&str, PlainApi)] = &[
+pub(super) const PATHS: &[(&str, PlainApi)] = &[
     ("/v1/chat/completions", PlainApi::Chat),
     ("/v1/completions", PlainApi::Completions),
     ("/v1/messages", PlainApi::Messages),
@@ -58,6 +58,8 @@ const PATHS: &[(&str, PlainApi)] = &[
 /// The parts of a request that determine the reply.
 #[derive(Debug)]
 pub(super) struct PlainRequest {
+    /// The position of the path in [`PATHS`].
+    pub(super) path: usize,
     api: PlainApi,
     pub(super) prompt_tokens: u32,
     tokens: u32,
@@ -91,7 +93,8 @@ impl PlainApi {
 impl PlainRequest {
     /// Parses a request. Returns `None` if the engine does not serve the path.
     pub(super) fn parse(path: &str, body: &[u8]) -> Option<Self> {
-        let (_, api) = *PATHS.iter().find(|(known, _)| *known == path)?;
+        let path = PATHS.iter().position(|(known, _)| *known == path)?;
+        let (_, api) = *PATHS.get(path)?;
         let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
         let limit = ["max_tokens", "max_completion_tokens", "max_output_tokens"]
             .iter()
@@ -101,6 +104,7 @@ impl PlainRequest {
         });
         let prompts = fields.get("text").and_then(Value::as_array);
         Some(Self {
+            path,
             api,
             prompt_tokens: u32::try_from(body.len() / TOKEN_BYTES).unwrap_or(u32::MAX),
             tokens: if api.generates() {
