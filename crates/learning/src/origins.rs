@@ -222,13 +222,14 @@ impl OriginVotes {
         now_ms: u64,
     ) -> OriginTrust {
         let is_alone = !self.has_others(origin, now_ms);
-        // Prompts that did not wait are compared too, because at other origins no prompt may have
-        // waited.
-        let did_not_wait = (sample.time == VotedTime::QueuedPrefill)
-            .then(|| self.votes.get(&(endpoint, VotedTime::Prefill)).cloned())
-            .flatten();
+        let is_recent = |vote: &Vote| now_ms.saturating_sub(vote.at_ms) < ACTIVE_MS;
+        let unqueued = self.votes.get(&(endpoint, VotedTime::Prefill));
+        let mut unqueued = unqueued
+            .filter(|_| sample.time == VotedTime::QueuedPrefill)
+            .cloned()
+            .unwrap_or_default();
         let votes = self.votes.entry((endpoint, sample.time)).or_default();
-        votes.retain(|vote| now_ms.saturating_sub(vote.at_ms) < ACTIVE_MS);
+        votes.retain(is_recent);
         let at = Vote::place(votes, origin, now_ms);
         if let (Some(vote), Some(log)) = (votes.get_mut(at), sample.log) {
             vote.add(log, now_ms);
@@ -236,10 +237,15 @@ impl OriginVotes {
         let trust = if is_alone {
             OriginTrust::Unconfirmed
         } else {
-            match did_not_wait {
-                Some(more) => Self::trust(&[votes.as_slice(), &more].concat(), origin, sample),
-                None => Self::trust(votes, origin, sample),
-            }
+            // At other origins, no prompt may have waited. Then their votes on prompts that did not
+            // wait count, so that each origin has one vote.
+            let has_vote = |of: u64| {
+                let mut queued = votes.iter();
+                queued.any(|vote| vote.origin == of && vote.samples >= VOTE_FROM)
+            };
+            unqueued
+                .retain(|vote| is_recent(vote) && vote.origin != origin && !has_vote(vote.origin));
+            Self::trust(&[votes.as_slice(), &unqueued].concat(), origin, sample)
         };
         if trust == OriginTrust::Confirmed {
             votes.iter_mut().for_each(|vote| vote.taught *= TAUGHT_KEEP);
