@@ -54,8 +54,8 @@ impl FailureStreak {
     }
 
     /// The share of the last failures that this client's requests are.
-    pub(super) fn share(&self, client: WitnessMark) -> f32 {
-        self.witnesses.share(client)
+    pub(super) fn share(&self, client: WitnessMark, now: Timestamp) -> f32 {
+        self.witnesses.share(client, now)
     }
 
     /// Records that a good reply to this client began. Returns whether the other workers must know

@@ -123,12 +123,15 @@ impl LastWitnesses {
         self.last.get(at).copied().unwrap_or_default()
     }
 
-    /// The share of this client in the last failures.
-    pub(super) fn share(&self, client: WitnessMark) -> f32 {
+    /// The share of this client in the last failures of an answer window.
+    pub(super) fn share(&self, client: WitnessMark, now: Timestamp) -> f32 {
+        if client == WitnessMark::default() {
+            return 0.0;
+        }
         let mut all = 0.0_f32;
         let mut own = 0.0_f32;
-        for (mark, _) in self.last {
-            if mark != WitnessMark::default() {
+        for (mark, at) in self.last {
+            if mark != WitnessMark::default() && now.ms_since(at) < WINDOW_MS {
                 all += 1.0;
                 own += f32::from(u8::from(mark.client() == client));
             }

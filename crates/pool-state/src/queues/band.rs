@@ -14,10 +14,6 @@ use super::shares::OwnerShares;
 /// many tenants. Further flows share these accounts.
 pub(super) const FLOWS_MAX: usize = 256;
 
-/// The maximum number of tokens by which a flow without debt can go before one with debt: a few
-/// seconds of service. A flow may be a large tenant whose network has paused.
-const DEBT_TOKENS_MAX: f64 = 50_000.0;
-
 /// A flow of a band.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRef {
@@ -58,9 +54,6 @@ pub(super) struct FlowQueue {
     pub(super) joins_at: Option<f64>,
     /// Output tokens settled since the shared order was last written.
     pub(super) settled: f64,
-    /// The tokens that the flow has paid for places in which nothing happened, as far as the
-    /// service of other flows has not made up for them.
-    debt: f64,
     /// The time when the flow last had a request.
     seen: Timestamp,
     /// The queued requests, by key and number.
@@ -303,9 +296,7 @@ impl BandQueue {
         (self.tried_owed, self.turns.wrapping_sub(1))
     }
 
-    /// Charges a flow. `rival` is the lowest rank of the band in other VMs. A debt is no service,
-    /// so it does not move the virtual time. Otherwise each moment in which no other flow waits
-    /// would cancel the debt, because the next requests of the others begin at the virtual time.
+    /// Charges a flow. `rival` is the lowest rank of the band in other VMs.
     pub(super) fn charge(
         &mut self,
         flow: usize,
@@ -315,15 +306,9 @@ impl BandQueue {
         now: Timestamp,
     ) {
         let mut lowest = rival.unwrap_or(f64::INFINITY);
-        for (at, other) in self.flows.iter_mut().enumerate() {
+        for (at, other) in self.flows.iter().enumerate() {
             if at == flow || !other.queued.is_empty() {
-                let mut rank = fairness.rank(&other.account, &self.account, 0.0, now);
-                if at == flow {
-                    let lead = rank - self.account.virtual_time;
-                    other.debt = other.debt.min(lead).max(0.0);
-                    rank -= other.debt;
-                }
-                lowest = lowest.min(rank);
+                lowest = lowest.min(fairness.rank(&other.account, &self.account, 0.0, now));
             }
         }
         let Some(flow) = self.flows.get_mut(flow) else {
@@ -339,22 +324,14 @@ impl BandQueue {
         self.flows.get_mut(flow).map(|flow| &mut flow.account)
     }
 
-    /// Corrects the charge of a request. `silence` is what the flow pays for its place.
-    pub(super) fn settle(
-        &mut self,
-        flow: FlowRef,
-        fairness: &dyn FairnessPolicy,
-        output: f64,
-        silence: f64,
-    ) {
+    pub(super) fn settle(&mut self, flow: FlowRef, fairness: &dyn FairnessPolicy, output: f64) {
         if let Some(queue) = self
             .flows
             .get_mut(flow.at)
             .filter(|queue| queue.id == flow.id)
         {
-            fairness.settle(&mut queue.account, output + silence);
-            queue.settled += output + silence;
-            queue.debt = (queue.debt + silence).min(DEBT_TOKENS_MAX);
+            fairness.settle(&mut queue.account, output);
+            queue.settled += output;
         }
     }
 

@@ -152,9 +152,8 @@ impl FlowQueues {
             .iter_mut()
             .find(|band| band.priority == charge.flow.priority);
         if let (Some(band), Some(rules)) = (band, rules) {
-            let more = output - charge.output;
-            let silence = charge.silent_ms as f64;
-            band.settle(charge.flow, rules.fairness, more, silence);
+            let more = output - charge.output + charge.silent_ms as f64;
+            band.settle(charge.flow, rules.fairness, more);
         }
     }
 }

@@ -257,14 +257,6 @@ impl Drill {
         self.release();
     }
 
-    /// The client's request ends, and has kept its place for this many ms without progress.
-    fn ends_late(&mut self, at: usize, ms: u64) {
-        if let QueueClient::Running(hold) = &mut self.clients[at].2 {
-            hold.charge_silence(ms);
-        }
-        self.ends(at);
-    }
-
     pub(super) fn passes(&mut self, ms: u64) {
         self.now = self.now.plus_ms(ms);
         self.pool.tick(self.now);
@@ -628,44 +620,6 @@ fn more_clients_than_flows_share_accounts_and_none_is_lost() {
         drill.ends(drill.order[turn]);
     }
     assert_eq!((drill.sent, drill.queued(), drill.refused), (2_000, 0, 0));
-}
-
-#[test]
-fn a_moment_without_others_does_not_cancel_what_a_flow_owes_for_its_places() {
-    let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
-    (0..4).for_each(|_| drill.arrives(0, "late", 100));
-    drill.ends_late(0, 5_000);
-    assert_eq!(drill.order, [0, 1], "no other flow waits");
-    (0..3).for_each(|_| drill.arrives(0, "good", 100));
-    (1..6).for_each(|turn| drill.ends(drill.order[turn]));
-    assert_eq!(drill.order, [0, 1, 4, 5, 6, 2, 3]);
-}
-
-#[test]
-fn a_flow_owes_others_only_a_limited_number_of_tokens() {
-    let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
-    (0..30).for_each(|_| drill.arrives(0, "late", 1));
-    (0..20).for_each(|at| drill.ends_late(at, 5_000));
-    (0..9).for_each(|_| drill.arrives(0, "good", 10_000));
-    (20..34).for_each(|turn| drill.ends(drill.order[turn]));
-    let first = drill.order[21..].iter().position(|client| *client < 30);
-    assert!(
-        first.is_some_and(|first| (4..=6).contains(&first)),
-        "100,000 were charged: {:?}",
-        drill.order
-    );
-}
-
-#[test]
-fn a_flow_that_waited_for_its_debt_shares_with_others_again() {
-    let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
-    (0..12).for_each(|_| drill.arrives(0, "late", 1_000));
-    drill.ends_late(0, 5_000);
-    (0..24).for_each(|_| drill.arrives(0, "good", 1_000));
-    (1..20).for_each(|turn| drill.ends(drill.order[turn]));
-    let of_late = drill.order[10..].iter().filter(|client| **client < 12);
-    let count = of_late.count();
-    assert!((4..=6).contains(&count), "half of 11: {:?}", drill.order);
 }
 
 #[derive(Clone, Debug)]

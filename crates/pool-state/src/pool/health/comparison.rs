@@ -27,14 +27,18 @@ impl EndpointHealthTable {
         let Some(row) = self.known(endpoint) else {
             return false;
         };
-        let clients = [NO_CLIENT, self.failing_elsewhere(endpoint, now)];
-        clients.into_iter().any(|without| {
+        let fails_without = |without: WitnessMark| {
             let own = row.answers_without(without, now);
             let rest = self.others_answers(endpoint, without, now);
             (streak >= STREAK || own.failure_rate() >= 0.5)
                 && rest.good > 0.0
                 && own.excess_over(rest) >= STREAK
-        })
+        };
+        if fails_without(NO_CLIENT) {
+            return true;
+        }
+        let client = self.failing_elsewhere(endpoint, now);
+        client != NO_CLIENT && fails_without(client)
     }
 
     /// Whether a probe of this client that failed shows nothing, because the other endpoints fail
@@ -105,7 +109,7 @@ impl EndpointHealth {
     fn answers_without(&self, client: WitnessMark, now: Timestamp) -> AnswerCounts {
         let mut answers = self.window.answers(now);
         let bad = answers.bad.max(self.streak.recent(now));
-        answers.bad = bad * (1.0 - self.streak.share(client));
+        answers.bad = bad * (1.0 - self.streak.share(client, now));
         answers
     }
 }
