@@ -248,11 +248,12 @@ def run(step: Step, begun: Running | None = None) -> tuple[Counts, list[str]]:
 
 
 def begin(command: str) -> Running:
+    # The steps stay in one session, because Linux compares the priorities of `nice` only inside a session.
     environment = os.environ | {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
     output = tempfile.TemporaryFile("w+", errors="replace")
     process = subprocess.Popen(
         command, shell=True, cwd=ROOT, env=environment,
-        stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0,
     )  # fmt: skip
     return Running(process, output, time.monotonic())
 

@@ -7,8 +7,9 @@
 //! The same limit applies to owners.
 //!
 //! An origin may also invent priorities. If there are more than a message contains, the sum selects
-//! some of them, at most once in [`SELECTION_INTERVAL`], so that a message costs no more. See
-//! [`BacklogSum::without`] for the order of the selection.
+//! some of them. If there are more than [`SELECTED_MAX`], the sum does this at most once in
+//! [`SELECTION_INTERVAL`], so that a message costs no more. See [`BacklogSum::without`] for the
+//! order of the selection.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -875,6 +875,8 @@ mod slow {
                 body.len()
             );
             assert!(refused.get() >= BODIES as usize, "{}", refused.get());
+            // Each of the four senders is served once a second at least.
+            assert!(served >= 40, "{served}");
             assert!(memory < MEMORY_KIB_MAX, "{memory} KiB");
             // Half of a body instead of a third: the clients and the engine use the machine too.
             let slowest_max = one * (TURNS * BODIES / WORKERS) / 2;

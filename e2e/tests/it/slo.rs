@@ -406,7 +406,7 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
 
 /// The pause between two requests. A restarted daemon begins a new model after 64 requests. With
 /// this pause, the daemon receives models from a proxy before these 64 requests.
-const PREDICTED_TRAFFIC_PAUSE: Duration = Duration::from_millis(25);
+const PREDICTED_TRAFFIC_PAUSE: Duration = Duration::from_millis(100);
 
 /// The maximum time from the moment when a restarted daemon leads until it predicts from the models
 /// of a proxy. The proxy connects again after at most 0.8 s, and the daemon publishes models once a

@@ -301,7 +301,7 @@ async fn an_explanation_whose_caller_no_longer_waits_is_not_computed() {
     .await;
     drop(waits);
     let stopped = explain::answer(&daemon.shared, &question, &caller).unwrap_err();
-    assert!(stopped.contains("nobody waits"), "{stopped}");
+    assert!(stopped.contains("no client waits"), "{stopped}");
     daemon.stop().await;
 }
 
