@@ -461,7 +461,7 @@ fn requests_beside_a_client_that_reads_late_or_never_keep_their_places() {
 fn replies_that_may_wait_for_their_engine_leave_others_at_least_some_places() {
     let [alone, _] = replies_beside(None);
     for (reply, part) in [
-        (LongReply::ChunkedReadLate, 2),
+        (LongReply::ChunkedReadLate, 4),
         (LongReply::StreamReadLate, 25),
         (LongReply::HeadersReadLate, 25),
     ] {
