@@ -18,7 +18,8 @@ use crate::{echo, transports};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-async fn connected(stack: &Stack, wanted: i64) -> Result<()> {
+/// Waits until the proxy has a connection to a daemon (1) or has none (0).
+pub(crate) async fn connected(stack: &Stack, wanted: i64) -> Result<()> {
     stack
         .envoy
         .picker_stat_until(

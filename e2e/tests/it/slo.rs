@@ -18,6 +18,8 @@ use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 use tokio::task::JoinHandle;
 
+use crate::drills_daemon::connected;
+
 use crate::discovered::{EtcdProcess, both_daemons, leads};
 
 /// The maximum wait for learning from live traffic.
@@ -509,19 +511,6 @@ async fn models(stack: &Stack) -> Result<Value> {
 /// Returns the fixed part of a decode step in these models, in ms.
 fn decode_ms(models: &Value) -> f64 {
     models["step"]["decode"][0].as_f64().unwrap_or_default()
-}
-
-/// Waits until the proxy has a connection to a daemon (1) or has none (0).
-async fn connected(stack: &Stack, wanted: i64) -> Result<()> {
-    stack
-        .envoy
-        .picker_stat_until(
-            "switchpoint_state_connected",
-            |connected| connected == wanted,
-            LIMIT,
-        )
-        .await
-        .map(drop)
 }
 
 /// Waits until the daemon, which has just begun to lead, predicts from the models of a proxy.
