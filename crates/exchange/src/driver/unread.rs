@@ -96,12 +96,11 @@ impl<H: RequestHost> RequestDriver<H> {
         self.finish(host);
     }
 
-    /// Handles the last byte of the reply. A computed reply waited for its client since its
-    /// headers. Other replies may have waited for their engine, so they cost nothing more.
+    /// Handles the last byte of the reply. The flow pays for the delay since the headers, whether
+    /// the reply waited for its client or for its engine: nothing tells which, and the place was
+    /// kept from others. If an engine pauses for all flows alike, their order stays.
     pub(super) fn reply_ends(&mut self, host: &mut H) {
-        if self.exchange.reply_kind() == ReplyKind::Computed {
-            self.charge_delay(host.now());
-        }
+        self.charge_delay(host.now());
         self.finish(host);
     }
 

@@ -161,8 +161,8 @@ impl Exchange {
         }
     }
 
-    /// Records that the request has made no progress for `ms` because of its client. Its flow pays
-    /// for the time, but not for longer than the request keeps its place.
+    /// Records that the request has made no progress for `ms`. Its flow pays for the time, but not
+    /// for longer than the request keeps its place.
     pub(crate) fn charge_delay(&mut self, ms: u64) {
         if let ExchangePhase::Routed(routed) = &mut self.phase {
             routed.pick.hold.charge_silence(ms.min(RELEASE_MS));

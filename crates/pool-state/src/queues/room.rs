@@ -31,7 +31,7 @@ pub struct FlowCharge {
     pub(super) flow: FlowRef,
     prompt_tokens: u32,
     output: f64,
-    /// For how long the request kept its place without progress, because of its client, in ms.
+    /// For how long the request kept its place without progress, in ms.
     pub(crate) silent_ms: u64,
     /// Whether it was sent for its band's minimum share.
     pub(super) owed: bool,
@@ -133,9 +133,8 @@ impl FlowQueues {
     }
 
     /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output;
-    /// 0 if it had no first token. Each ms in which it kept its place without progress, because of
-    /// its client, costs a token. Otherwise requests that are short, and held for nothing, would
-    /// take most of the room.
+    /// 0 if it had no first token. Each ms in which it kept its place without progress costs a
+    /// token. Otherwise requests that are short, and held for nothing, would take most of the room.
     pub(crate) fn settle(
         &mut self,
         control: &FlowControl,
