@@ -26,6 +26,10 @@ use crate::scrape::http_client::{self, cause};
 /// JSON.
 pub const QUESTION_BYTES_MAX: usize = 64 << 20;
 
+/// The longest answer, in bytes. The daemon refuses to give a longer one, because a part of the
+/// answer would mislead.
+pub const ANSWER_BYTES_MAX: usize = exchange::explain::REASONS_BYTES_MAX;
+
 /// The maximum time that the daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
@@ -116,6 +120,20 @@ impl WaitingCaller {
         }
         Ok(())
     }
+}
+
+/// Checks that an answer of `bytes` bytes is not longer than [`ANSWER_BYTES_MAX`].
+///
+/// # Errors
+/// Fails if the answer is longer.
+pub fn check_answer(bytes: usize) -> Result<(), String> {
+    if bytes > ANSWER_BYTES_MAX {
+        return Err(format!(
+            "the answer is longer than {} MiB; leave out endpoints (`without`), or shorten the names of plugins",
+            ANSWER_BYTES_MAX >> 20
+        ));
+    }
+    Ok(())
 }
 
 fn header(text: &str) -> Result<(String, String), String> {

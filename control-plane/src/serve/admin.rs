@@ -133,7 +133,7 @@ async fn why(
             .map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))
     };
     match explanations.answer(request, explain).await {
-        Ok(answer) => Json(answer).into_response(),
+        Ok(answer) => answer,
         Err(QuestionRefusal { status, why }) => (status, why + "\n").into_response(),
     }
 }

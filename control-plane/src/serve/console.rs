@@ -73,7 +73,7 @@ pub(super) fn router(shown: &ShownState) -> Router {
     let tables = Arc::clone(shared);
     let desk = shown.explanations.clone();
     let explain = async move |request| match decisions::explain(tables, &desk, request).await {
-        Ok(answer) => Json(answer).into_response(),
+        Ok(answer) => answer,
         Err(QuestionRefusal { status, why }) => refused(status, &why),
     };
     let overview = OverviewTables {

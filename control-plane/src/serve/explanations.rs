@@ -9,11 +9,12 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use crate::cli::explain::WaitingCaller;
+use crate::cli::explain::{WaitingCaller, check_answer};
 
 /// The maximum time in which the body of a question arrives, because the daemon accepts no other
 /// question meanwhile.
@@ -57,12 +58,13 @@ impl ExplanationDesk {
     ///
     /// # Errors
     /// Fails if another explanation is being computed, if the body is not a question in JSON or
-    /// arrives too slowly, if the computation takes too long, or if `explain` refuses the question.
+    /// arrives too slowly, if the computation takes too long, if `explain` refuses the question, or
+    /// if the answer is too long.
     pub async fn answer<Q: DeserializeOwned>(
         &self,
         request: Request,
         explain: impl FnOnce(Q, WaitingCaller) -> Result<Value, QuestionRefusal> + Send + 'static,
-    ) -> Result<Value, QuestionRefusal> {
+    ) -> Result<Response, QuestionRefusal> {
         // The permit is acquired before the body is read, so that memory holds at most one
         // question.
         let turn = Arc::clone(&self.turn).try_acquire_owned().map_err(|_| {
@@ -92,7 +94,7 @@ impl ExplanationDesk {
             let question = Json::<Q>::from_bytes(&body)
                 .map_err(|r| QuestionRefusal::new(r.status(), r.body_text()));
             drop(body);
-            explain(question?.0, caller)
+            written(&explain(question?.0, caller)?)
         });
         let computed = tokio::time::timeout(self.computation_max, computed).await;
         let computed = computed.map_err(|_| {
@@ -104,13 +106,18 @@ impl ExplanationDesk {
                 ),
             )
         })?;
-        computed.unwrap_or_else(|_| {
-            Err(QuestionRefusal::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "the explanation failed",
-            ))
-        })
+        let text = computed.unwrap_or_else(|_| Err(QuestionRefusal::failed()))?;
+        let media_type = (header::CONTENT_TYPE, "application/json");
+        Ok(([media_type], text).into_response())
     }
+}
+
+/// Returns the answer as JSON, unless it is too long.
+fn written(answer: &Value) -> Result<Vec<u8>, QuestionRefusal> {
+    let text = serde_json::to_vec(answer).map_err(|_| QuestionRefusal::failed())?;
+    let checked = check_answer(text.len());
+    checked.map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))?;
+    Ok(text)
 }
 
 /// Returns whether the content type says that the body is JSON. A web page of another site cannot
@@ -132,6 +139,10 @@ impl QuestionRefusal {
             why: why.into(),
         }
     }
+
+    fn failed() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the explanation failed")
+    }
 }
 
 #[cfg(test)]
@@ -140,6 +151,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cli::explain::ANSWER_BYTES_MAX;
 
     fn request(body: Body) -> Request {
         axum::http::Request::post("/api/v1/explain")
@@ -150,7 +162,20 @@ mod tests {
 
     async fn ask(desk: &ExplanationDesk, body: Body) -> Result<Value, u16> {
         let answer = desk.answer(request(body), |question: Value, _| Ok(question));
-        answer.await.map_err(|refusal| refusal.status.as_u16())
+        let answer = answer.await.map_err(|refusal| refusal.status.as_u16())?;
+        let bytes = axum::body::to_bytes(answer.into_body(), usize::MAX).await;
+        Ok(serde_json::from_slice(&bytes.unwrap()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_too_long_is_refused() {
+        let desk = ExplanationDesk::default();
+        for (bytes, refused) in [(ANSWER_BYTES_MAX, false), (ANSWER_BYTES_MAX + 1, true)] {
+            let answer = desk.answer(request(Body::from("1")), move |_: Value, _| {
+                Ok(json!("x".repeat(bytes - 2)))
+            });
+            assert_eq!(answer.await.is_err(), refused, "{bytes} bytes");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -17,6 +17,11 @@ use crate::reply::Refusal;
 /// `switchpointd explain` shows all.
 pub(crate) const HEADER_ENDPOINTS_MAX: usize = 32;
 
+/// After this many bytes, [`reasons`] writes no more endpoints: 8 KiB for each endpoint of the
+/// largest pool. With the default policy an endpoint takes less than 1 KiB, but each endpoint
+/// repeats the names of all scorers, and a name may be long.
+pub const REASONS_BYTES_MAX: usize = scheduler::ENDPOINTS_MAX * (8 << 10);
+
 /// The requested reports on a decision, and the reports themselves.
 #[derive(Debug, Default)]
 pub(crate) struct DecisionReason {
@@ -35,11 +40,12 @@ pub(crate) struct DecisionReason {
 }
 
 /// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}`
-/// with at most `endpoints_max` endpoints. Candidates come from the first profile. The other
-/// profiles follow as `"profiles":[{"name","candidates"}]`, with their picks as `"prefill"`,
-/// `"encode"` and `"data_parallel"`. A request that was not routed has its drop reason as
-/// `"refused"`. A request that flow control held has `"held":{"ms","priority","full"}`: the
-/// duration, and the endpoint that had no room at the last try.
+/// with at most `endpoints_max` endpoints, up to [`REASONS_BYTES_MAX`]. Candidates come from the
+/// first profile. The other profiles follow as `"profiles":[{"name","candidates"}]`, with their
+/// picks as `"prefill"`, `"encode"` and `"data_parallel"`. A request that was not routed has its
+/// drop reason as `"refused"`. A request that flow control held has
+/// `"held":{"ms","priority","full"}`: the duration, and the endpoint that had no room at the last
+/// try.
 #[must_use]
 pub fn reasons(
     snapshot: &Snapshot,
@@ -191,6 +197,9 @@ fn candidates(
 ) {
     w.array(|w| {
         for &index in shown {
+            if w.bytes() > REASONS_BYTES_MAX {
+                break;
+            }
             let Some(endpoint) = snapshot.endpoint(index) else {
                 continue;
             };

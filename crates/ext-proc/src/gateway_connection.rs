@@ -1,7 +1,7 @@
-//! The connections of gateways. What a gateway holds is bounded for each connection, so that no
-//! gateway takes room from others. An Envoy has a connection for each worker thread.
+//! The connections of gateways. What a gateway holds is bounded for each connection or address, so
+//! that no gateway takes room from others. An Envoy has a connection for each worker thread.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use http::Extensions;
 use tonic::transport::server::TcpConnectInfo;
@@ -20,6 +20,12 @@ impl GatewayConnection {
         let info = extensions.get::<TcpConnectInfo>();
         Self(info.and_then(TcpConnectInfo::remote_addr))
     }
+
+    /// The address of the gateway. All its connections have the same.
+    #[must_use]
+    pub(super) fn address(self) -> Option<IpAddr> {
+        self.0.map(|remote| remote.ip())
+    }
 }
 
 #[cfg(test)]
@@ -37,6 +43,9 @@ mod tests {
             GatewayConnection::from_extensions(&extensions)
         };
         assert_ne!(from(Some("10.0.0.1:1")), from(Some("10.0.0.1:2")));
+        let [first, second, other] = ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:1"]
+            .map(|remote_addr| from(Some(remote_addr)).address());
+        assert!(first == second && first != other && first.is_some());
         assert_eq!(
             from(None),
             GatewayConnection::from_extensions(&Extensions::new())

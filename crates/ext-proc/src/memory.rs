@@ -16,12 +16,11 @@
 
 use std::collections::HashMap;
 use std::mem;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use exchange::Timestamp;
 use exchange::bodies::{AwaitedBody, BodiesInProgress, BodyRoom, cost_bytes};
-
-use super::gateway_connection::GatewayConnection;
 
 /// The maximum number of bytes that all streams hold together: 16 bodies of the longest kind (24
 /// MiB). The shipped Kubernetes manifest gives the daemon 1 GiB. Pools, scraping, EDS and the state
@@ -33,16 +32,17 @@ pub const HELD_BYTES_MAX: usize = 384 << 20;
 /// of the longest kind. The other half of the memory is for complete bodies and for answers.
 pub(super) const INCOMPLETE_BYTES_MAX: usize = HELD_BYTES_MAX / 2;
 
-/// The maximum cost of the incomplete bodies that a gateway holds for the streams of one
-/// connection, in bytes: as much as a worker with the filter awaits (`bodies_in_progress_bytes`).
-pub(super) const HIDDEN_BYTES_MAX: usize = 128 << 20;
+/// The maximum cost of the incomplete bodies that the gateway at one address holds, in bytes. For a
+/// moment the gateway holds twice as much, because refused bodies go later. This is less than 80 %
+/// of the heap limit of the shipped Envoy files (2 GiB), from which on Envoy resets streams.
+pub(super) const HIDDEN_BYTES_MAX: usize = 768 << 20;
 
 /// The maximum number of streams of all connections: one for each exchange of all gateways. Each
 /// takes some KiB besides its accounted memory.
 pub const STREAMS_MAX: u64 = 16_384;
 
 /// The longest body, in bytes.
-pub(super) const BODY_MAX: usize = 24 << 20;
+const BODY_MAX: usize = 24 << 20;
 
 /// A stream holds at most one part in this many of the bytes that the other streams leave. With no
 /// other stream, a body of 24 MiB fits into its share.
@@ -82,8 +82,9 @@ pub enum BodyPlace {
     /// In this server.
     #[default]
     Server,
-    /// In the gateway, which sends a body only when it is complete.
-    Gateway(GatewayConnection),
+    /// In the gateway at this address, which sends a body only when it is complete. All gateways
+    /// without a known address count as one.
+    Gateway(Option<IpAddr>),
 }
 
 /// The number of bytes that one stream holds. Dropping the account releases them.

@@ -19,7 +19,7 @@ use tonic::Status;
 use super::ext_proc_stream::{ExtProcStream, StreamAction};
 use super::framing::{EXPANSION_MAX, MessageReader};
 use super::gateway_connection::GatewayConnection;
-use super::memory::{BODY_MAX, BodyPlace, IncompleteBody, MemoryAccount};
+use super::memory::{BodyPlace, IncompleteBody, MemoryAccount};
 use super::open_streams::ExpiringStream;
 use super::refusal::StreamRefusal;
 use super::server::{ExtProcServer, ServedPool};
@@ -41,9 +41,13 @@ const BATCH_BYTES: usize = 16 << 10;
 const SMALL_ENVELOPE_BYTES: usize = 4 << 10;
 
 /// A hidden body without a declared length counts as if this many of its bytes arrived in each ms,
-/// so after about a second as the longest body. A decompressor may have read it, and makes as many
-/// bytes in less time. An honest body arrives faster, and costs little.
+/// so after about a second as [`HIDDEN_BODY_MAX`]. A decompressor may have read it, and makes as
+/// many bytes in less time. An honest body arrives faster, and costs little.
 const HIDDEN_BYTES_PER_MS: u64 = 25_000;
+
+/// The maximum number of bytes of a body that the gateway holds: `request_body_buffer_limit` of the
+/// shipped Envoy files.
+const HIDDEN_BODY_MAX: usize = 32 << 20;
 
 #[derive(Debug)]
 pub struct StreamSession {
@@ -345,7 +349,7 @@ impl SessionState {
         let stream = self.stream.as_ref().filter(|stream| stream.awaits_body())?;
         let declared = stream.declared_bytes();
         let place = if self.awaits_hidden_body() {
-            BodyPlace::Gateway(stream.gateway())
+            BodyPlace::Gateway(stream.gateway().address())
         } else {
             BodyPlace::Server
         };
@@ -354,7 +358,7 @@ impl SessionState {
             BodyPlace::Gateway(_) => declared.unwrap_or_else(|| {
                 let awaited_ms = self.owed.map_or(0, |since| now.ms_since(since));
                 let arrived = usize::try_from(awaited_ms.saturating_mul(HIDDEN_BYTES_PER_MS));
-                arrived.map_or(BODY_MAX, |bytes| bytes.min(BODY_MAX))
+                arrived.map_or(HIDDEN_BODY_MAX, |bytes| bytes.min(HIDDEN_BODY_MAX))
             }),
         };
         Some(IncompleteBody {

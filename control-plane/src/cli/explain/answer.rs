@@ -16,7 +16,7 @@ use scheduler::{EndpointRef, Pipeline, PipelineSpec, Snapshot, Version};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::{ExplainRequest, WaitingCaller};
+use super::{ExplainRequest, WaitingCaller, check_answer};
 use crate::config;
 use crate::pool::writer::PoolView;
 use crate::state::counters::CounterTotals;
@@ -33,7 +33,7 @@ const CONFIG_BYTES_MAX: usize = 1 << 20;
 ///
 /// # Errors
 /// Fails if the daemon does not serve the pool or has no state of the pool yet, if the question is
-/// invalid, or if the caller no longer waits.
+/// invalid, if its answer is too long, or if the caller no longer waits.
 pub fn answer(
     shared: &DaemonState,
     question: &ExplainRequest,
@@ -167,7 +167,7 @@ fn replay(
         &replay.explanation,
         None,
         usize::MAX,
-    ));
+    ))?;
     answer.insert("was_picked".to_owned(), record.was_picked().into());
     Ok(answer)
 }
@@ -247,7 +247,9 @@ impl FreshRequest {
             now,
         );
         let held = exchange.queued_reason(&pool, now);
-        let mut answer = exchange.reasons().map_or_else(undecided, members);
+        let mut answer = exchange
+            .reasons()
+            .map_or_else(|| Ok(undecided()), members)?;
         if let ExchangeStep::Reply(reply) = step {
             let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
             answer.insert(
@@ -292,6 +294,7 @@ fn undecided() -> Map<String, Value> {
         .collect()
 }
 
-fn members(json: &str) -> Map<String, Value> {
-    serde_json::from_str(json).unwrap_or_default()
+fn members(json: &str) -> Result<Map<String, Value>, String> {
+    check_answer(json.len())?;
+    Ok(serde_json::from_str(json).unwrap_or_default())
 }

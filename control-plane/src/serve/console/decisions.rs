@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -67,7 +68,7 @@ pub(super) async fn explain(
     shared: Arc<DaemonState>,
     explanations: &ExplanationDesk,
     request: Request,
-) -> Result<Value, QuestionRefusal> {
+) -> Result<Response, QuestionRefusal> {
     let explain = move |question: ConsoleQuestion, caller: WaitingCaller| {
         let question = question.into_request(&shared.reports)?;
         explain::answer(&shared, &question, &caller)

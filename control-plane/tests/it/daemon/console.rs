@@ -407,6 +407,45 @@ async fn pages_of_other_sites_get_nothing() {
     named.stop().await;
 }
 
+/// Each endpoint of an answer repeats the names of all scorers.
+#[tokio::test]
+async fn an_answer_that_would_be_too_long_is_refused() {
+    const ENDPOINTS: u32 = 100;
+    const SCORERS: u32 = 60;
+    // Quotes take two bytes in JSON.
+    let long = "\"".repeat(1_000);
+    let scorer =
+        |number: u32| format!("- {{type: active-request-scorer, name: '{number}{long}'}}\n");
+    let config: String = [
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n".to_owned(),
+        (0..SCORERS).map(scorer).collect(),
+    ]
+    .concat();
+    let addresses: Vec<String> = (1..=ENDPOINTS)
+        .map(|port| format!("127.0.0.1:{port}"))
+        .collect();
+    let endpoints = addresses
+        .iter()
+        .flat_map(|address| ["--endpoint", address.as_str()]);
+    let daemon = daemon(&endpoints.collect::<Vec<_>>()).await;
+    let request = r#"{"model":"m","prompt":"x"}"#;
+    until("the endpoints are known", || async {
+        post(&daemon, &json!({"request": request})).await.0 == 200
+    })
+    .await;
+    let (status, refused) = post(&daemon, &json!({"request": request, "config": config})).await;
+    assert_eq!(status, 400, "{refused}");
+    schema().check("Failure", &refused);
+    let why = refused["error"].as_str().unwrap();
+    assert!(why.contains("8 MiB") && why.contains("without"), "{why}");
+    // An answer about few endpoints is short enough.
+    let few = json!({"request": request, "config": config, "without": addresses[9..]});
+    let (status, explained) = post(&daemon, &few).await;
+    assert_eq!(status, 200);
+    assert_eq!(explained["candidates"].as_array().unwrap().len(), 9);
+    daemon.stop().await;
+}
+
 /// Checks that the daemon explains one question at a time. Questions that take long, or whose body
 /// arrives slowly, delay only each other.
 #[tokio::test]

@@ -15,7 +15,7 @@ use tonic::transport::Channel;
 
 use super::kit::{
     DaemonProgram, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, headers, immediate,
-    post, prompt, said,
+    pick, post, prompt, said,
 };
 use crate::daemon::harness::until;
 
@@ -142,8 +142,8 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     program.settled().await;
 }
 
-/// The declared length of a long body. A gateway may hold six such bodies at the same time, and
-/// keep two for retries.
+/// The declared length of a long body. A gateway may hold 40 such bodies at the same time, and keep
+/// two for the retries of one connection.
 const LONG: (&str, &str) = ("content-length", "20000000");
 
 /// Begins a chat request with a long body, which the gateway holds until it is complete.
@@ -178,10 +178,14 @@ async fn may_retry(gateway: &Channel) -> bool {
 /// Drills two gateways at one daemon. Both send the requests of the same client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_at_all_its_limits_takes_no_room_from_another_gateway() {
-    const BODIES: usize = 6;
+    const BODIES: usize = 40;
     const REFUSED: usize = 2;
     let program = DaemonProgram::with_endpoints(&["127.0.0.1:1", "127.0.0.1:2"]).await;
-    let [hostile, other] = [program.channel().await, program.channel().await];
+    let hostile = program.channel().await;
+    let elsewhere = program
+        .endpoint()
+        .local_address(Some([127_u8, 0, 0, 2].into()));
+    let other = elsewhere.connect().await.unwrap();
     program.settled().await;
     let copies = [upload(&hostile).await, upload(&hostile).await];
     until("it keeps two bodies for retries", || async {
@@ -226,6 +230,8 @@ async fn a_gateway_at_all_its_limits_takes_no_room_from_another_gateway() {
         assert!(is_routed && !is_refused, "{answers:?} {status:?}");
     }
     assert_eq!(refused(), REFUSED, "no body made room for another gateway");
+    let more = tokio::time::timeout(SETTLED, pick(&hostile)).await;
+    assert!(more.is_err(), "the gateway is at its limits all the time");
     let slowest = neighbour.was_served().await;
     eprintln!("slowest pick of the neighbour {slowest:?}");
     drop(hostile);

@@ -33,6 +33,9 @@ pub struct ResponseHead<'h> {
     /// Whether a `content-encoding` names a coding. Compressed bodies are not read.
     pub encoded: bool,
     pub content_length: Option<usize>,
+    /// Whether the headers go to the client before the body arrives. Then they cannot get the
+    /// length of a changed body.
+    pub go_first: bool,
     /// `endpoint-load-metrics`, when the engine sent it.
     pub load: Option<&'h [u8]>,
     /// Whether the response has no body.

@@ -277,7 +277,7 @@ impl RoutedRequest {
         self.restorer = Some(ModelNameRestorer::new(names, self.api, self.reply.streamed));
         step.body = ResponseBody::Restore;
         match head.content_length {
-            Some(bytes) if bytes <= HELD_BYTES_MAX && !self.reply.streamed => {
+            Some(bytes) if bytes <= HELD_BYTES_MAX && !self.reply.streamed && !head.go_first => {
                 step.body = ResponseBody::Hold;
             }
             Some(_) => step.remove.push(headers::CONTENT_LENGTH),

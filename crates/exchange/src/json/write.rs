@@ -98,6 +98,12 @@ impl JsonWriter {
         self.array(|w| texts.into_iter().for_each(|text| w.string(text)));
     }
 
+    /// The number of bytes that are written so far.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.len()
+    }
+
     /// Returns the written text.
     #[must_use]
     pub fn finish(self) -> String {

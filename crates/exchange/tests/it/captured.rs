@@ -1,6 +1,7 @@
 //! The part of a request that a decision can use: the headers that its plugins read, within bounds,
 //! and no body if the host passes none. This module also tests the contents of the decision log.
 
+use exchange::explain::REASONS_BYTES_MAX;
 use exchange::{
     DecisionLogSettings, Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool,
     Timestamp,
@@ -23,7 +24,12 @@ fn pool() -> ManagedPool {
         )],
         ..PluginSpec::of_type("session-affinity-scorer")
     };
-    let spec = PipelineSpec::of_one_profile("test", vec![(session, 1.0)], 1);
+    pool_with(session)
+}
+
+/// Returns a pool with four endpoints and this scorer.
+fn pool_with(scorer: PluginSpec) -> ManagedPool {
+    let spec = PipelineSpec::of_one_profile("test", vec![(scorer, 1.0)], 1);
     let endpoints = pool_update(4, 1).endpoints().to_vec();
     let metrics = vec![EndpointMetrics::default(); endpoints.len()];
     let mut pool = ManagedPool::new(7, 1024);
@@ -242,6 +248,29 @@ fn reasons_are_told_to_whoever_asks_for_them_in_the_house() {
         4,
         "{reasons}"
     );
+}
+
+/// Each of the four endpoints repeats the name of the scorer.
+#[test]
+fn reasons_name_no_more_endpoints_once_they_are_too_long() {
+    let scorer = PluginSpec {
+        name: "x".repeat(REASONS_BYTES_MAX / 2 - 1),
+        ..PluginSpec::of_type("active-request-scorer")
+    };
+    let mut pool = pool_with(scorer);
+    let mut exchange = Exchange::new(Timestamp(0)).with_explanation();
+    exchange.request_headers(&ExchangeSettings::default(), PAIRS, false);
+    exchange.decide(
+        &ExchangeSettings::default(),
+        &mut pool,
+        None,
+        BODY,
+        Timestamp(0),
+    );
+    let reasons = exchange.reasons().unwrap();
+    assert!(reasons.len() > REASONS_BYTES_MAX, "{}", reasons.len());
+    let reasons: serde_json::Value = serde_json::from_str(reasons).unwrap();
+    assert_eq!(reasons["candidates"].as_array().unwrap().len(), 2);
 }
 
 #[test]

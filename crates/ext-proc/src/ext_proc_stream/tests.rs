@@ -588,6 +588,26 @@ fn a_body_whose_trailers_the_proxy_does_not_show_counts_when_the_endpoint_answer
     assert_eq!(load(&server), [(1, 6_250_000)]);
 }
 
+/// In all modes Envoy buffers the same part of a reply for its client.
+#[test]
+fn only_a_computed_reply_longer_than_envoys_buffer_gives_its_place_back_at_its_headers() {
+    for mode in ["streamed", "partial", "duplex", "buffered"] {
+        for (bytes, counted) in [(1_000, 1), (65_536, 1), (65_537, 0)] {
+            let server = server(&[SERVER]);
+            let mut stream = stream(&server, ExchangeSettings::default());
+            let mut script = StreamScript::default();
+            script.modes(&format!("request=duplex response={mode}"));
+            let reply = format!("reply 200 content-type=application/json content-length={bytes}");
+            for line in ["POST /v1/chat/completions", CHAT, reply.as_str()] {
+                let _ = stream.receive(script.says(line).unwrap());
+            }
+            assert_eq!(under_way(&server), counted, "{mode}, {bytes} bytes");
+            let _ = stream.receive(script.says("reply-last {}").unwrap());
+            assert_eq!(under_way(&server), 0, "{mode}, {bytes} bytes");
+        }
+    }
+}
+
 /// Whether the proxy may retry the request.
 fn may_retry(answer: &ProcessingResponse) -> bool {
     let Some(Response::RequestHeaders(headers)) = &answer.response else {

@@ -48,12 +48,12 @@ impl ExtProcHost {
         }
         head.end_of_stream = given.end_of_stream;
         match self.modes().response {
-            // Only in this mode do the headers wait for the body, so they can get the new length.
+            // Only in this mode do the headers wait for the body.
             BodyMode::Buffered => {}
             // A body that Envoy does not send is like one in an unknown encoding.
             BodyMode::None => head.encoded = true,
             BodyMode::Streamed { .. } | BodyMode::BufferedPartial | BodyMode::FullDuplex => {
-                head.content_length = head.content_length.map(|_| usize::MAX);
+                head.go_first = true;
             }
         }
         head
