@@ -6,10 +6,11 @@
 //! of one origin count at most [`TIMES_OTHERS`] times as much as the requests of all other origins.
 //! The same limit applies to owners.
 //!
-//! An origin may also invent priorities. If there are more than a message contains, the sum selects
-//! some of them. If there are more than [`SELECTED_MAX`], the sum does this at most once in
-//! [`SELECTION_INTERVAL`], so that a message costs no more. See [`BacklogSum::without`] for the
-//! order of the selection.
+//! An origin may also invent priorities. If there are more than a message contains, the message
+//! begins with those that its receiver queues, so made-up priorities never hide these. Then it has
+//! those of all owners in turn, so owners that invent priorities leave each other owner its part.
+//! These are selected at most once in [`SELECTION_INTERVAL`], and each message looks up at most
+//! [`SELECTED_MAX`] of them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +34,7 @@ const PRIORITIES_PER_OWNER_MAX: usize = 16 * PRIORITIES_MAX;
 /// and its receiver alone may queue half of the selected ones.
 const SELECTED_MAX: usize = 2 * PRIORITIES_MAX;
 
-/// The minimum time between two selections among more than [`SELECTED_MAX`] priorities.
+/// The minimum time between two selections among more than [`PRIORITIES_MAX`] priorities.
 const SELECTION_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The maximum number of an origin's requests with a priority that count, as a multiple of the
@@ -60,6 +61,9 @@ pub struct BacklogSum {
 }
 
 type PrioritiesByOrigin = BTreeMap<Origin, BTreeMap<i32, OriginBand>>;
+
+/// The places of priorities in an order.
+type Places = BTreeMap<i32, usize>;
 
 #[derive(Debug, Default)]
 struct QueuedBand {
@@ -162,10 +166,7 @@ impl BacklogSum {
     }
 
     /// Returns the sum without the report of one proxy of `origin`, encoded for a message. If there
-    /// are too many priorities, the message contains first those that most owners report. Of the
-    /// priorities that one owner reports, first come those of the owner with the fewest priorities.
-    /// The same order applies to the origins of an owner. So priorities that one pod or one owner
-    /// makes up do not push out the few of others.
+    /// are too many priorities, the message contains first those that this proxy queues.
     pub fn without(&mut self, origin: &Origin, own: &QueuedRequests, now: Instant) -> Vec<u8> {
         self.select(now);
         let queued = |priority: &i32| {
@@ -177,38 +178,65 @@ impl BacklogSum {
             };
             Some(queued).filter(|queued| queued.requests > 0)
         };
-        let bands = self.selected.iter().filter_map(queued);
+        let selected = self.selected.iter();
+        let others = selected.filter(|priority| !own.0.contains_key(*priority));
+        let bands = own.0.keys().chain(others).filter_map(queued);
         backlog::write(&bands.take(PRIORITIES_MAX).collect::<Vec<_>>())
     }
 
     fn select(&mut self, now: Instant) {
-        let is_recent = |at: Instant| now.saturating_duration_since(at) < SELECTION_INTERVAL;
-        if self.bands.len() > SELECTED_MAX && self.selected_at.is_some_and(is_recent) {
+        if self.bands.len() <= PRIORITIES_MAX {
+            self.selected.clear();
+            self.selected.extend(self.bands.keys());
             return;
         }
+        let is_recent = |at: Instant| now.saturating_duration_since(at) < SELECTION_INTERVAL;
+        if self.selected_at.is_some_and(is_recent) {
+            return;
+        }
+        let owners = |priority: &i32| {
+            let band = self.bands.get(priority);
+            Reverse(band.map_or(0, |band| band.ranks[0].len()))
+        };
         let mut ranked: Vec<_> = self
-            .bands
-            .iter()
-            .map(|(priority, band)| (self.rank(band), *priority))
+            .places()
+            .into_iter()
+            .map(|(priority, place)| (place, owners(&priority), priority))
             .collect();
         ranked.sort_unstable();
         ranked.truncate(SELECTED_MAX);
-        self.selected = ranked.into_iter().map(|(_, priority)| priority).collect();
+        self.selected = ranked.into_iter().map(|(.., priority)| priority).collect();
         self.selected_at = Some(now);
     }
 
-    /// Returns the place of a priority in the selection. The lowest place is first. For owners and
-    /// then origins, the place has how many report the priority, and if it is one, how many
-    /// priorities that one reports.
-    fn rank(&self, band: &QueuedBand) -> [(Reverse<usize>, usize); 2] {
-        let place = |reports: &BTreeSet<(u64, Origin)>, rows: &PrioritiesByOrigin| {
-            let only = reports.first().filter(|_| reports.len() == 1);
-            let row = only.and_then(|(_, of)| rows.get(of));
-            (Reverse(reports.len()), row.map_or(0, BTreeMap::len))
-        };
-        let [owner_reports, origin_reports] = &band.ranks;
-        let [owners, origins] = &self.levels;
-        [place(owner_reports, owners), place(origin_reports, origins)]
+    /// Returns the place of each priority in the selection, with the first place for one priority
+    /// of each owner, the second place for another one of each owner, and so on. The priorities of
+    /// an owner are in the order in which its origins have them by turns, the highest first.
+    fn places(&self) -> Places {
+        let [_, origins] = &self.levels;
+        let mut owners: BTreeMap<Origin, Places> = BTreeMap::new();
+        for (origin, bands) in origins {
+            let places = owners.entry(origin.owner()).or_default();
+            take_places(places, bands.keys().rev().copied());
+        }
+        let mut all = Places::new();
+        for places in owners.into_values() {
+            let mut turns: Vec<_> = places
+                .into_iter()
+                .map(|(priority, place)| (place, Reverse(priority)))
+                .collect();
+            turns.sort_unstable();
+            take_places(&mut all, turns.into_iter().map(|(_, priority)| priority.0));
+        }
+        all
+    }
+}
+
+/// Gives each of these priorities its place in this order, unless it has an earlier place.
+fn take_places(places: &mut Places, priorities: impl Iterator<Item = i32>) {
+    for (place, priority) in priorities.enumerate() {
+        let known = places.entry(priority).or_insert(place);
+        *known = place.min(*known);
     }
 }
 
@@ -287,21 +315,61 @@ mod tests {
 
     #[test]
     fn many_priorities_are_selected_once_for_many_messages() {
-        let mut sum = BacklogSum::default();
         let now = Instant::now();
-        for last in 0..4_u8 {
-            report(
-                &mut sum,
-                &pod("pods", last),
-                -100_000 + 64 * i32::from(last),
-                64,
-            );
+        for pods in [2, 64] {
+            // At first there are 65 priorities.
+            let mut sum = BacklogSum::default();
+            report(&mut sum, &pod("pods", 0), -100_000, 64);
+            report(&mut sum, &pod("pods", 1), 1_000, 1);
+            sent(&mut sum, now);
+            for last in 2..pods {
+                let first = -100_000 + 64 * i32::from(last);
+                report(&mut sum, &pod("pods", last), first, 64);
+            }
+            report(&mut sum, &pod("fleet", 100), 0, 1);
+            let soon = now + SELECTION_INTERVAL / 2;
+            assert!(!sent(&mut sum, soon).contains(&0), "{pods} pods");
+            let later = now + SELECTION_INTERVAL;
+            assert!(sent(&mut sum, later).contains(&0), "{pods} pods");
         }
-        sent(&mut sum, now);
-        report(&mut sum, &pod("fleet", 4), 0, 1);
-        let soon = now + SELECTION_INTERVAL / 2;
-        assert!(!sent(&mut sum, soon).contains(&0));
-        assert!(sent(&mut sum, now + SELECTION_INTERVAL).contains(&0));
+    }
+
+    #[test]
+    fn owners_that_make_up_priorities_together_leave_each_owner_its_part() {
+        for apart in [0, 64] {
+            let mut sum = BacklogSum::default();
+            for last in 0..20_u8 {
+                let first = 1_000 + apart * i32::from(last);
+                report(&mut sum, &pod(&format!("liar {last}"), last), first, 64);
+            }
+            report(&mut sum, &pod("fleet", 100), 0, 3);
+            let sent = sent(&mut sum, Instant::now());
+            assert!(sent.is_superset(&(0..3).collect()), "{apart}: {sent:?}");
+        }
+    }
+
+    #[test]
+    fn no_number_of_owners_hides_what_a_proxy_queues_itself() {
+        let mut sum = BacklogSum::default();
+        for last in 0..200_u8 {
+            let first = 1_000 + 64 * i32::from(last);
+            report(&mut sum, &pod(&format!("liar {last}"), last), first, 64);
+        }
+        let fleet = [(0, 3), (1, 5)];
+        let mut own = QueuedRequests::default();
+        sum.replace(&pod("fleet", 201), &mut own, queued(&fleet));
+        sum.replace(
+            &pod("fleet", 202),
+            &mut QueuedRequests::default(),
+            queued(&fleet),
+        );
+        let sent = backlog::read(&sum.without(&pod("fleet", 201), &own, Instant::now()));
+        let sent: Vec<_> = sent
+            .iter()
+            .map(|band| (band.priority, band.requests))
+            .collect();
+        assert_eq!(sent[..2], fleet);
+        assert_eq!(sent.len(), PRIORITIES_MAX);
     }
 
     fn of(last: u8) -> Origin {

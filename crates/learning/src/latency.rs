@@ -212,7 +212,8 @@ impl LatencyLearner {
     ) -> ObservationVerdict {
         let mut verdict = self.judge(observation);
         if verdict == ObservationVerdict::Learned {
-            let trust = self.trust(origin, observation);
+            let mut observation = *observation;
+            let trust = self.trust(origin, &mut observation);
             if trust.steps.min(trust.times) == OriginTrust::Outvoted {
                 verdict = ObservationVerdict::Outvoted;
             }
@@ -220,7 +221,7 @@ impl LatencyLearner {
                 if trust.times >= OriginTrust::Unjudged {
                     self.delay += (delay - self.delay) / DELAY_OUTCOMES;
                 }
-                self.learn(origin, observation, predicted, trust);
+                self.learn(origin, &observation, predicted, trust);
             }
         }
         match verdict {
@@ -232,48 +233,49 @@ impl LatencyLearner {
         verdict
     }
 
-    /// Returns how far an observation from `origin` is trusted. If the other origins outvote
-    /// `origin`, the learner may forget everything: see [`OriginVotes::forgets_outvoted`].
-    fn trust(&mut self, origin: u64, observation: &Observation) -> ObservationTrust {
+    /// Returns how far an observation from `origin` is trusted. Changes times that are far from the
+    /// votes. If the other origins outvote `origin`, the learner may forget everything: see
+    /// [`OriginVotes::forgets_outvoted`].
+    fn trust(&mut self, origin: u64, observation: &mut Observation) -> ObservationTrust {
         let endpoint = observation.endpoint;
         let now_ms = self.steps.now_ms();
         self.origins.note(origin, now_ms);
         let unvoted = self.origins.unvoted(origin, now_ms);
         let prior = &self.prior.step;
-        let first_token = observation.first_token.map(|sample| {
-            let logs = self.steps.prefill_logs(&sample, prior);
-            let time = if observation.queued() {
-                VotedTime::QueuedPrefill
-            } else {
-                VotedTime::Prefill
-            };
-            VotedSample::of_step(time, logs)
-        });
-        let gap = observation.gap.map(|sample| {
-            let logs = self.steps.decode_logs(&sample, prior);
-            VotedSample::of_step(VotedTime::Decode, logs)
-        });
         let x = features(&observation.conditions, &self.step);
-        let ttft = |ms| VotedSample::of_request(VotedTime::Ttft, self.ttft.vote_log(ms, &x));
-        let ttft = observation.ttft_ms.map(ttft);
-        let tpot = |ms| VotedSample::of_request(VotedTime::Tpot, self.tpot.vote_log(ms, &x));
-        let tpot = observation.tpot_ms.map(tpot);
-        let mut of = |samples: [Option<VotedSample>; 2]| {
-            let samples = samples.iter().flatten();
+        let queued = observation.queued();
+        let first_token = observation.first_token.as_mut().map(|sample| {
+            let logs = self.steps.prefill_logs(sample, prior);
+            VotedSample::new(VotedTime::of_prefill(queued), logs, &mut sample.service_ms)
+        });
+        let gap = observation.gap.as_mut().map(|sample| {
+            let logs = self.steps.decode_logs(sample, prior);
+            VotedSample::new(VotedTime::Decode, logs, &mut sample.gap_ms)
+        });
+        let ttft = observation.ttft_ms.as_mut().map(|ms| {
+            let logs = self.ttft.vote_logs(*ms, &x, &self.step);
+            VotedSample::new(VotedTime::Ttft, logs, ms)
+        });
+        let tpot = observation.tpot_ms.as_mut().map(|ms| {
+            let logs = self.tpot.vote_logs(*ms, &x, &self.step);
+            VotedSample::new(VotedTime::Tpot, logs, ms)
+        });
+        let mut of = |samples: [Option<VotedSample<'_>>; 2]| {
+            let samples = samples.into_iter().flatten();
             let trusts = samples.map(|sample| self.origins.vote(origin, endpoint, sample, now_ms));
             trusts.min().unwrap_or(unvoted)
         };
         let steps = of([first_token, gap]);
-        let mut times = of([ttft, tpot]);
-        if !self.origins.can_outvote(now_ms) {
-            // Otherwise, two proxies at different distances from the engines would learn nothing.
-            times = times.max(OriginTrust::Unjudged);
-        }
+        let times = of([ttft, tpot]);
         let is_outvoted = steps.min(times) == OriginTrust::Outvoted;
         if is_outvoted && self.origins.forgets_outvoted(origin, now_ms) {
             self.start_again();
         }
-        ObservationTrust { steps, times }
+        ObservationTrust {
+            steps,
+            times,
+            queued,
+        }
     }
 
     /// Returns a learner that begins with these models. If the returned learner must forget
@@ -342,7 +344,7 @@ impl LatencyLearner {
         };
         let has_steps = trust.steps > OriginTrust::Contradicted;
         if let Some(sample) = first_token.filter(|_| has_steps) {
-            let comparison = comparison(!observation.queued());
+            let comparison = comparison(!trust.queued);
             self.steps.prefill_step(endpoint, &sample, comparison);
         }
         if let Some(sample) = gap.filter(|_| has_steps) {

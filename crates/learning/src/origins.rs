@@ -2,21 +2,25 @@
 //! observe.
 //!
 //! The samples from each origin form its vote on how long each endpoint takes. The learner does not
-//! learn from an origin whose vote is far from the median of all votes. Two origins alone cannot
-//! outvote each other. From a sample that no other origin confirms, the model learns the cost of a
-//! step, which is common to all endpoints, but not the speed of the endpoint.
+//! learn from an origin whose vote is far from the median of all votes, and one sample counts only
+//! up to [`STEP_MAX`] from this median. Two origins alone cannot outvote each other. From a sample
+//! that no other origin confirms, the model learns the cost of a step, which is common to all
+//! endpoints, but not the speed of the endpoint.
 //!
-//! If two votes alone exist and contradict each other, the prior counts as a third vote: the model
-//! learns the cost only from a vote near the median of the three. Which origin sends more, or
-//! observed first, does not matter, and the model does not leave the range between the prior and
-//! the honest vote. Nor does it learn the cost from an origin that has too few samples to vote, and
-//! contradicts the other votes.
+//! If two votes alone exist and contradict each other, a third vote counts. For steps, it is the
+//! prior: the model learns the cost only from a vote near the median of the three. For TTFT and
+//! TPOT, it is the time that the step model gives for an endpoint without other requests. Two
+//! proxies often see different TTFTs, so the model learns from both, but a sample counts only up to
+//! [`DISPUTED_MAX`] from the median of the three. So whichever origin sends more, or observed
+//! first, the models stay near the range between the third vote and the honest vote.
 //!
-//! TTFT and TPOT have votes of their own: the model learns them only if other origins confirm them,
-//! if fewer than two votes exist, or if at most two origins observe. The learner forgets everything
-//! in one case: an origin whose samples were learned unconfirmed becomes silent or is outvoted, and
-//! the other samples do not fit the model. If there are no other samples to compare, the learner
-//! forgets only if that origin taught most of the model. A single origin is trusted completely.
+//! If several others vote, an origin with too few samples to vote teaches no TTFT and no TPOT, and
+//! no cost that contradicts their votes.
+//!
+//! The learner forgets everything in one case: an origin whose samples were learned unconfirmed
+//! becomes silent or is outvoted, and the other samples do not fit the model. If there are no other
+//! samples to compare, the learner forgets only if that origin taught most of the model. A single
+//! origin is trusted completely.
 
 use std::collections::BTreeMap;
 
@@ -46,13 +50,19 @@ const VOTE_SAMPLES: f64 = 8.0;
 /// The minimum number of samples in a vote that is used.
 const VOTE_FROM: f64 = 4.0;
 
-/// The maximum difference of one sample from a vote that counts, as a logarithm, because one stall
-/// does not mean that the endpoint has changed.
+/// The maximum difference that counts of one sample from a vote, or from the median of the votes,
+/// as a logarithm. One stall does not mean that the endpoint has changed, and samples that are far
+/// too long and far too short in turn look like a true vote.
 const STEP_MAX: f64 = 2.0;
 
 /// The maximum distance of a trusted vote from the median, as a logarithm: a factor of 1.5. The
 /// noise of a vote is a quarter of this distance.
 const APART_MAX: f64 = 0.405;
+
+/// The value that replaces [`STEP_MAX`] for the TTFT and the TPOT if two votes contradict each
+/// other: a factor of two. With a smaller factor, proxies that really see different times teach
+/// less. With a larger factor, false reports teach more.
+const DISPUTED_MAX: f64 = std::f64::consts::LN_2;
 
 /// The value that replaces [`APART_MAX`] for prompts that waited: a factor of 4. How long these
 /// prompts waited makes their times spread more.
@@ -94,7 +104,8 @@ pub(crate) enum OriginTrust {
     Contradicted,
     /// Other origins do not confirm the observation.
     Unconfirmed,
-    /// Fewer than two origins have observed this time of the endpoint often enough to compare.
+    /// Fewer than two origins have observed this time of the endpoint often enough to compare, or
+    /// the two that have disagree about the TTFT or the TPOT.
     Unjudged,
     Confirmed,
 }
@@ -106,17 +117,19 @@ pub(crate) struct ObservationTrust {
     pub(crate) steps: OriginTrust,
     /// The trust in the TTFT and the TPOT.
     pub(crate) times: OriginTrust,
+    /// Whether the prompt waited.
+    pub(crate) queued: bool,
 }
 
 /// A time that an origin observed at an endpoint.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct VotedSample {
-    pub(crate) time: VotedTime,
-    /// The logarithm of the observed time divided by the expected time. `None` if the observed time
-    /// cannot be compared.
-    pub(crate) log: Option<f64>,
-    /// The logarithm of the prior's time divided by the expected time. `None` if there is no prior.
-    pub(crate) prior_log: Option<f64>,
+#[derive(Debug)]
+pub(crate) struct VotedSample<'o> {
+    time: VotedTime,
+    /// The logarithm of the observed time divided by the expected time, and the third vote if only
+    /// two votes exist. `None` if the observed time cannot be compared.
+    logs: Option<[f64; 2]>,
+    /// The observed time. A vote changes it if it is far from the other votes.
+    ms: &'o mut f32,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -151,29 +164,29 @@ struct Vote {
 
 // === impl VotedSample ===
 
-impl VotedSample {
-    /// Creates a sample from the logarithms of the observed time and of the prior's time.
-    pub(crate) fn of_step(time: VotedTime, logs: Option<[f64; 2]>) -> Self {
-        Self {
-            time,
-            log: logs.map(|[log, _]| log),
-            prior_log: logs.map(|[_, prior_log]| prior_log),
-        }
-    }
-
-    /// Creates a sample of a time for which there is no prior.
-    pub(crate) fn of_request(time: VotedTime, log: Option<f64>) -> Self {
-        Self {
-            time,
-            log,
-            prior_log: None,
-        }
+impl<'o> VotedSample<'o> {
+    pub(crate) fn new(time: VotedTime, logs: Option<[f64; 2]>, ms: &'o mut f32) -> Self {
+        let logs = logs.filter(|logs| logs.iter().all(|log| log.is_finite()));
+        Self { time, logs, ms }
     }
 }
 
 // === impl VotedTime ===
 
 impl VotedTime {
+    pub(crate) fn of_prefill(queued: bool) -> Self {
+        if queued {
+            Self::QueuedPrefill
+        } else {
+            Self::Prefill
+        }
+    }
+
+    /// Whether the time is that of a request, and not of a step.
+    fn is_of_request(self) -> bool {
+        matches!(self, Self::Ttft | Self::Tpot)
+    }
+
     /// Returns the maximum distance of a trusted vote from the median, as a logarithm.
     fn apart_max(self) -> f64 {
         match self {
@@ -207,31 +220,27 @@ impl OriginVotes {
         }
     }
 
-    /// Returns whether enough origins observe to outvote one of them.
-    pub(crate) fn can_outvote(&self, now_ms: u64) -> bool {
-        let is_active = |row: &&OriginRow| now_ms.saturating_sub(row.at_ms) < ACTIVE_MS;
-        self.origins.values().filter(is_active).count() > 2
-    }
-
-    /// Takes a sample from `origin`. Returns how far the origin is trusted.
+    /// Takes a sample from `origin`, and changes its time if it is far from the votes. Returns how
+    /// far the origin is trusted.
     pub(crate) fn vote(
         &mut self,
         origin: u64,
         endpoint: EndpointRef,
-        sample: &VotedSample,
+        sample: VotedSample<'_>,
         now_ms: u64,
     ) -> OriginTrust {
+        let VotedSample { time, logs, ms } = sample;
         let is_alone = !self.has_others(origin, now_ms);
         let is_recent = |vote: &Vote| now_ms.saturating_sub(vote.at_ms) < ACTIVE_MS;
         let unqueued = self.votes.get(&(endpoint, VotedTime::Prefill));
         let mut unqueued = unqueued
-            .filter(|_| sample.time == VotedTime::QueuedPrefill)
+            .filter(|_| time == VotedTime::QueuedPrefill)
             .cloned()
             .unwrap_or_default();
-        let votes = self.votes.entry((endpoint, sample.time)).or_default();
+        let votes = self.votes.entry((endpoint, time)).or_default();
         votes.retain(is_recent);
         let at = Vote::place(votes, origin, now_ms);
-        if let (Some(vote), Some(log)) = (votes.get_mut(at), sample.log) {
+        if let (Some(vote), Some([log, _])) = (votes.get_mut(at), logs) {
             vote.add(log, now_ms);
         }
         let trust = if is_alone {
@@ -245,7 +254,10 @@ impl OriginVotes {
             };
             unqueued
                 .retain(|vote| is_recent(vote) && vote.origin != origin && !has_vote(vote.origin));
-            Self::trust(&[votes.as_slice(), &unqueued].concat(), origin, sample)
+            let votes = [votes.as_slice(), &unqueued].concat();
+            let (trust, change) = Self::trust(&votes, origin, time, logs);
+            *ms *= libm::exp(change) as f32;
+            trust
         };
         if trust == OriginTrust::Confirmed {
             votes.iter_mut().for_each(|vote| vote.taught *= TAUGHT_KEEP);
@@ -268,38 +280,57 @@ impl OriginVotes {
         }
     }
 
-    fn trust(votes: &[Vote], origin: u64, sample: &VotedSample) -> OriginTrust {
-        let prior_log = sample.prior_log;
-        let apart_max = sample.time.apart_max();
-        let counts = |vote: &&Vote| vote.samples >= VOTE_FROM;
+    /// Returns how far `origin` is trusted, and the change of its sample's logarithm that moves the
+    /// sample near the votes.
+    fn trust(
+        votes: &[Vote],
+        origin: u64,
+        time: VotedTime,
+        logs: Option<[f64; 2]>,
+    ) -> (OriginTrust, f64) {
+        let is_other = |vote: &&Vote| vote.origin != origin && vote.samples >= VOTE_FROM;
+        let mut means: Vec<f64> = votes
+            .iter()
+            .filter(is_other)
+            .map(|vote| vote.mean)
+            .collect();
+        let others = means.len();
+        if others == 0 {
+            return (OriginTrust::Unjudged, 0.0);
+        }
         let own = votes.iter().find(|vote| vote.origin == origin);
-        let mut means: Vec<f64> = votes.iter().filter(counts).map(|vote| vote.mean).collect();
-        let apart = |own: &Vote, means: &mut [f64]| (own.mean - median(means)).abs();
-        let Some(own) = own.filter(counts) else {
-            let sampled = own.filter(|own| own.samples > 0.0 && prior_log.is_some());
-            let is_apart = sampled.is_some_and(|own| apart(own, &mut means) > apart_max);
-            return match means.len() {
-                1.. if is_apart => OriginTrust::Contradicted,
-                0 | 1 => OriginTrust::Unjudged,
-                _ => OriginTrust::Unconfirmed,
-            };
+        let Some((own, [log, third_log])) = own.zip(logs) else {
+            return (OriginTrust::Unconfirmed, 0.0);
         };
-        match (means.len(), prior_log) {
-            (0 | 1, _) => OriginTrust::Unjudged,
+        means.push(own.mean);
+        let mut middle = median(&mut means);
+        let is_apart =
+            |times: f64, middle: f64| times * (own.mean - middle).abs() > time.apart_max();
+        let has_vote = own.samples >= VOTE_FROM;
+        let mut distance_max = STEP_MAX;
+        let trust = match others {
             // The median of two votes is their mean, which is half of their distance away.
-            (2, _) if 2.0 * apart(own, &mut means) <= apart_max => Self::share(votes, own),
-            (2, None) => OriginTrust::Unconfirmed,
-            (2, Some(prior_log)) => {
-                means.push(prior_log);
-                if apart(own, &mut means) <= apart_max {
-                    OriginTrust::Unconfirmed
-                } else {
+            1 if is_apart(2.0, middle) => {
+                means.push(third_log);
+                middle = median(&mut means);
+                if time.is_of_request() {
+                    distance_max = DISPUTED_MAX;
+                    OriginTrust::Unjudged
+                } else if is_apart(1.0, middle) {
                     OriginTrust::Contradicted
+                } else {
+                    OriginTrust::Unconfirmed
                 }
             }
-            _ if apart(own, &mut means) <= apart_max => Self::share(votes, own),
-            _ => OriginTrust::Outvoted,
-        }
+            1 if !has_vote => OriginTrust::Unjudged,
+            1 if time.is_of_request() => Self::share(votes, own).max(OriginTrust::Unjudged),
+            _ if is_apart(1.0, middle) && has_vote => OriginTrust::Outvoted,
+            _ if is_apart(1.0, middle) => OriginTrust::Contradicted,
+            _ if has_vote => Self::share(votes, own),
+            _ => OriginTrust::Unconfirmed,
+        };
+        let near = log.clamp(middle - distance_max, middle + distance_max);
+        (trust, near - log)
     }
 
     /// Returns the trust in an origin that agrees with the other origins. The trust depends on the

@@ -280,7 +280,8 @@ impl StepLearner {
 
     /// Returns the output tokens of a usual request. For each origin, this is the median of the
     /// endpoints' means, so that wrong reports from one engine have no effect. Of the origins that
-    /// still observe, the median counts, so that wrong reports from one origin have no effect.
+    /// still observe, the median counts, so that wrong reports from one origin have no effect. If
+    /// they are two, the prior is the third value.
     fn output_tokens(&self) -> f64 {
         let mut origins: BTreeMap<u64, (u64, Vec<f64>)> = BTreeMap::new();
         for output in self.endpoints.iter().flat_map(|row| &row.outputs) {
@@ -293,7 +294,11 @@ impl StepLearner {
             origins.retain(|_, (at_ms, _)| is_active(*at_ms));
         }
         let medians = origins.into_values().map(|(_, means)| lower_median(means));
-        lower_median(medians.flatten().collect()).unwrap_or(self.output_tokens)
+        let mut medians: Vec<f64> = medians.flatten().collect();
+        if medians.len() == 2 {
+            medians.push(self.output_tokens);
+        }
+        lower_median(medians).unwrap_or(self.output_tokens)
     }
 
     /// Returns whether both times of `endpoint` were compared with those of other endpoints. The

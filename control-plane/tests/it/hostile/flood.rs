@@ -423,9 +423,9 @@ mod slow {
     const QUIET: Duration = Duration::from_secs(5);
 
     /// The aims for an optimized daemon: the longest time between two messages to a good proxy, and
-    /// the slowest answer of `/livez`. The test and the hostile host run on the daemon's two cores,
-    /// so a probe also waits for them, as it does before the attack for the test alone. So the
-    /// answers may take twice as long as the slowest one before the attack, if that is longer.
+    /// the slowest answer of `/livez`. The test and the hostile host run on the daemon's cores, so
+    /// a probe also waits for them. If an answer takes longer before the attack, the machine is too
+    /// busy for this test.
     const WAIT_AIM: Duration = Duration::from_millis(500);
     const LIVEZ_AIM: Duration = Duration::from_millis(100);
 
@@ -663,9 +663,14 @@ mod slow {
         );
         assert_eq!(status, 200);
         let [wait_max, livez_max] = match optimized_daemon() {
-            Some(_) => [WAIT_AIM, LIVEZ_AIM.max(2 * quiet.livez)],
+            Some(_) => [WAIT_AIM, LIVEZ_AIM],
             None => [UNOPTIMIZED_MAX; 2],
         };
+        println!(
+            "at most: a good proxy waits {wait_max:.2?}, /livez {livez_max:.2?}, {} MiB",
+            MEMORY_MAX >> 20
+        );
+        assert!(quiet.livez < livez_max, "the machine is too busy: {quiet}");
         // A daemon that is not optimized needs its cores for less than the rate.
         let is_at_limit = (RATE_PERCENT_MIN..=RATE_PERCENT_MAX).contains(&percent);
         assert!(optimized_daemon().is_none() || is_at_limit, "{percent} %");

@@ -3,7 +3,7 @@
 use scheduler::latency::shape::LatencyShape;
 use scheduler::latency::step::StepModel;
 use scheduler::latency::{
-    Features, Prediction, TERMS, TargetPredictor, features, tpot_terms, ttft_terms,
+    Conditions, Features, Prediction, TERMS, TargetPredictor, features, tpot_terms, ttft_terms,
 };
 
 use super::choice::{chosen, errors};
@@ -41,6 +41,18 @@ const FORGET_SAMPLES: f32 = 3_000.0;
 /// Samples from before the change then get the weight `BEFORE_DRIFT`.
 const DRIFT: f32 = 0.2;
 const BEFORE_DRIFT: f32 = 0.1;
+
+/// The conditions of a prompt of usual length at an endpoint without other requests.
+const IDLE: Conditions = Conditions {
+    queued: None,
+    running: None,
+    requests: 0.0,
+    prefill_tokens: 0.0,
+    context_tokens: 0.0,
+    kv_utilization: None,
+    prompt_tokens: 1_000.0,
+    uncached_tokens: 1_000.0,
+};
 
 /// A shape that may replace the current one.
 pub(super) struct ShapeCandidate {
@@ -116,13 +128,24 @@ impl TargetModel {
         changed
     }
 
-    /// Returns the logarithm of the ratio between this time and the time on an average endpoint.
-    /// Returns `None` before the first fit.
-    pub(super) fn vote_log(&self, ms: f32, x: &Features) -> Option<f64> {
+    /// Returns the logarithm of the ratio between this time and the time on an average endpoint,
+    /// and the logarithm of the same ratio for the time that the step model gives for [`IDLE`]. So
+    /// the conditions that a proxy reports do not change the second logarithm. Returns `None`
+    /// before the first fit.
+    pub(super) fn vote_logs(&self, ms: f32, x: &Features, step: &StepModel) -> Option<[f64; 2]> {
         let shape = self.shape.as_ref()?;
         let mean = self.offsets.trust() * self.offsets.mean();
-        let log = f64::from(libm::logf(ms) - log_of(shape, self.target, x) - mean);
-        log.is_finite().then_some(log)
+        let idle = features(&IDLE, step);
+        let [prefill_ms, step_ms, ..] = idle;
+        let idle_ms = match self.target {
+            LatencyTarget::Ttft => prefill_ms,
+            LatencyTarget::Tpot => step_ms,
+        };
+        let log = |ms: f32, x: &Features| {
+            let ms = ms.max(f32::MIN_POSITIVE);
+            f64::from(libm::logf(ms) - log_of(shape, self.target, x) - mean)
+        };
+        Some([log(ms, x), log(idle_ms, &idle)])
     }
 
     pub(super) fn due(&self) -> bool {

@@ -5,6 +5,7 @@ use scheduler::latency::step::StepModel;
 use scheduler::latency::{Conditions, FirstToken, Observation, RequestEnd, TokenGap};
 use scheduler::{EndpointRef, Generation, Rng, Slot};
 
+use super::{ACTIVE_MS, OriginTrust, OriginVotes, VotedSample, VotedTime};
 use crate::{LatencyLearner, ObservationVerdict};
 
 const LIAR: u64 = 99;
@@ -339,6 +340,82 @@ fn two_origins_that_disagree_both_teach_ttft_and_tpot() {
 }
 
 #[test]
+fn a_flood_of_lies_beside_one_honest_origin_at_most_doubles_or_halves_ttft_and_tpot() {
+    let honest = (1, 36, EQUAL);
+    let lies: [Factor; 4] = [|_| 20.0, |_| 0.05, LIE, LIE_EXCEPT_3];
+    for (lie, factor) in lies.into_iter().enumerate() {
+        for first in [[honest], [(LIAR, 160, factor)]] {
+            let mut drill = OriginDrill::new();
+            drill.run_timed(5, &first, |_| {});
+            drill.run_timed(40, &[honest, (LIAR, 160, factor)], |_| {});
+            let off = drill.off_in_predictions();
+            assert!(off < 3.0, "lie {lie} after {first:?}: off by {off}");
+        }
+    }
+}
+
+#[test]
+fn of_two_origins_none_teaches_an_output_length_beyond_the_other_and_the_prior() {
+    for lie in [1, 10_000] {
+        let mut drill = OriginDrill::new();
+        drill.run_timed(5, &[(1, 36, EQUAL)], |_| {});
+        for _ in 0..20 {
+            drill.run_timed(1, &[(1, 36, EQUAL)], |_| {});
+            for slot in 0..4 {
+                let mut row = drill.timed_row(slot, 1.0);
+                row.output_tokens = Some(lie);
+                let _ = drill.learner.observe_of(LIAR, &row, None);
+            }
+        }
+        let output_tokens = drill.model().output_tokens();
+        assert!(
+            (90.0..201.0).contains(&output_tokens),
+            "{lie}: {output_tokens} output tokens"
+        );
+    }
+}
+
+#[test]
+fn samples_that_are_too_long_and_too_short_in_turn_teach_little() {
+    let honest = (1, 36, EQUAL);
+    let mut drill = OriginDrill::new();
+    drill.run(5, &[honest, (LIAR, 160, EQUAL)]);
+    for _ in 0..40 {
+        drill.run(1, &[honest]);
+        for _ in 0..20 {
+            for (slot, factor) in (0..4).flat_map(|slot| [(slot, 1_000.0), (slot, 0.1)]) {
+                let row = drill.row(slot, factor);
+                let _ = drill.learner.observe_of(LIAR, &row, None);
+            }
+        }
+    }
+    assert!(drill.off() < 8.0, "off by {}", drill.off());
+}
+
+#[test]
+fn beside_one_honest_origin_a_liar_hides_speeds_but_invents_none() {
+    let honest = (1, 36, SLOW_2);
+    let lies: [Factor; 5] = [|_| 20.0, |_| 0.05, EQUAL, LIE, LIE_EXCEPT_3];
+    for factor in lies {
+        let mut drill = OriginDrill::new();
+        drill.run(20, &[honest]);
+        drill.run(60, &[honest, (LIAR, 160, factor)]);
+        let speeds = drill.speeds();
+        let is_between = |slot: usize, most: f32| {
+            let (prefill, decode) = speeds[slot];
+            [prefill, decode]
+                .iter()
+                .all(|speed| (0.7..most).contains(speed))
+        };
+        assert!(is_between(2, 2.4), "{speeds:?}");
+        assert!(
+            [0, 1, 3].iter().all(|slot| is_between(*slot, 1.25)),
+            "{speeds:?}"
+        );
+    }
+}
+
+#[test]
 fn a_flood_of_lies_beside_one_honest_origin_teaches_no_step_times() {
     let honest = (1, 36, EQUAL);
     let slow: Factor = |_| 20.0;
@@ -430,6 +507,54 @@ fn a_liar_among_four_teaches_no_prefill_by_prompts_that_waited() {
         assert!(drill.off() < 1.5, "off by {}", drill.off());
         drill.run(10, &[a, b, c]);
         assert!(drill.off() < 1.5, "later off by {}", drill.off());
+    }
+}
+
+/// Votes on engine 0, where the third vote is 0.
+fn vote(
+    votes: &mut OriginVotes,
+    origin: u64,
+    time: VotedTime,
+    log: f64,
+    now_ms: u64,
+) -> OriginTrust {
+    votes.note(origin, now_ms);
+    let mut ms = 100.0;
+    let sample = VotedSample::new(time, Some([log, 0.0]), &mut ms);
+    votes.vote(origin, engine(0), sample, now_ms)
+}
+
+#[test]
+fn each_origin_has_one_vote_on_prompts_that_waited() {
+    use VotedTime::{Prefill, QueuedPrefill};
+    for honest_times in [vec![Prefill, QueuedPrefill], vec![QueuedPrefill]] {
+        let mut votes = OriginVotes::default();
+        for _ in 0..8 {
+            for time in &honest_times {
+                vote(&mut votes, 1, *time, 0.0, 1_000);
+            }
+            for time in [Prefill, QueuedPrefill] {
+                vote(&mut votes, LIAR, time, 2.3, 1_000);
+            }
+        }
+        let honest = vote(&mut votes, 1, QueuedPrefill, 0.0, 1_000);
+        assert_eq!(honest, OriginTrust::Unconfirmed, "{honest_times:?}");
+        let liar = vote(&mut votes, LIAR, QueuedPrefill, 2.3, 1_000);
+        assert_eq!(liar, OriginTrust::Contradicted, "{honest_times:?}");
+    }
+}
+
+#[test]
+fn old_votes_on_prompts_that_did_not_wait_outvote_no_origin() {
+    let mut votes = OriginVotes::default();
+    for origin in [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3] {
+        vote(&mut votes, origin, VotedTime::Prefill, 0.0, 1_000);
+    }
+    let later = 1_000 + ACTIVE_MS;
+    votes.note(5, later);
+    for _ in 0..8 {
+        let trust = vote(&mut votes, 4, VotedTime::QueuedPrefill, 1.5, later);
+        assert_eq!(trust, OriginTrust::Unjudged);
     }
 }
 
