@@ -176,8 +176,8 @@ class Slow(unittest.TestCase):
 
     LIST = steps.ROOT / ".ci" / "slow.toml"
     FIELDS = {"why", "finds", "found", "seconds", "waits"}
-    # A test that was measured with fewer seconds, and was the first to find this many faults, belongs in `make test`.
-    SECONDS_MAX, FOUND_MIN = 60, 2
+    # A test that finds more faults per minute, of at least `FOUND_MIN` faults, belongs in `make test`.
+    FINDS_PER_MINUTE_MAX, FOUND_MIN = 2, 2
     # A test of fewer seconds is no reason to leave it out.
     SECONDS_MIN = 15
 
@@ -190,15 +190,18 @@ class Slow(unittest.TestCase):
     def complaints(self, listed: dict[str, dict]) -> list[str]:
         found = []
         for name, row in listed.items():
-            measured = max(row.get("seconds", [self.SECONDS_MAX]))
             longest = max(row.get("seconds", [row.get("waits", self.SECONDS_MIN)]))
             if not row.keys() <= self.FIELDS or row.get("why") not in ("time", "quiet", "tools") or not row.get("finds"):
                 found.append(f"{name}: it needs why and finds, and has no other fields than {sorted(self.FIELDS)}")
             elif row["why"] == "time" and longest < self.SECONDS_MIN:
                 found.append(f"{name}: {longest} s are too few to leave it out of make test")
-            elif len(row.get("found", [])) >= self.FOUND_MIN and measured < self.SECONDS_MAX:
-                found.append(f"{name}: it finds much in {measured} s, so it belongs in make test")
+            elif len(row.get("found", [])) >= self.FOUND_MIN and self.finds_per_minute(row) > self.FINDS_PER_MINUTE_MAX:
+                found.append(f"{name}: it finds {self.finds_per_minute(row):.1f} faults per minute, so it belongs in make test")
         return found
+
+    def finds_per_minute(self, row: dict) -> float:
+        """Returns the faults per minute of the longest test. A test without measured seconds has the rate 0."""
+        return 60 * len(row.get("found", [])) / max(row["seconds"]) if "seconds" in row else 0
 
     def test_each_module_that_make_test_leaves_out_has_a_step(self):
         commands = [step.command for group in ("charts", "e2e-slow") for step in steps.GROUPS[group]()]
@@ -218,7 +221,8 @@ class Slow(unittest.TestCase):
         for change, number in [
             ({}, 0), ({"waits": 15}, 0), ({"seconds": [3, 14]}, 1), ({"why": "quiet", "waits": 3}, 0), ({"why": "slow"}, 1), ({"finds": ""}, 1),
             ({"second": 20}, 1), ({"seconds": [20, 59], "found": ["a", "b"]}, 1), ({"seconds": [20, 60], "found": ["a", "b"]}, 0),
-            ({"seconds": [20, 59], "found": ["a"]}, 0), ({"waits": 42, "found": ["a", "b"]}, 0), ({"waits": 14}, 1),
+            ({"seconds": [20, 59], "found": ["a"]}, 0), ({"seconds": [20, 89], "found": ["a", "b", "c"]}, 1),
+            ({"waits": 42, "found": ["a", "b"]}, 0), ({"waits": 14}, 1),
         ]:
             self.assertEqual(len(self.complaints({"a.rs": row | change})), number, change)
 

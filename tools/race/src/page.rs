@@ -24,10 +24,10 @@ waits for a recorded pause, then sends the next turn of the session. A client gi
 failed request are 60 s.
 
 Load is a share of the rate that round robin sustains. Cold sessions arrive in the run's first quarter, when caches are
-empty; the others are warm. **A ratio is Switchpoint's time over the other router's: below 1, Switchpoint is faster.**
-The 95 % interval is a bootstrap over the sessions of all seeds. `=` marks a difference that is no larger than between
-two Switchpoint runs; bold marks a router that is faster than Switchpoint. A run whose clients or engines are more than
-5 ms late (99th percentile) is repeated with fewer routers side by side, or left out.
+empty; later sessions are warm. **A ratio is Switchpoint's time over the other router's: below 1, Switchpoint is
+faster.** The 95 % interval is a bootstrap over the sessions of all seeds. `=` marks a difference that is no larger than
+between two Switchpoint runs; bold marks a router that is faster than Switchpoint. A run whose clients or engines are
+more than 5 ms late (99th percentile) is repeated with fewer routers side by side, or left out.
 
 ";
 
@@ -35,9 +35,9 @@ const CHANGE: &str =
     "an engine dies after a quarter, one is added after half, one restarts after three quarters";
 
 const PUBLISHED: &str = "
-The last cells have the shape of published benchmarks, not their hardware: `llm-d-groups` and `llm-d-unique` that of
-llm-d-benchmark pull request 1908 (at most 256 sequences), `higress` that of Higress pull request 4352 (three engines
-like Llama 3 8B on an A10), `mooncake` a piece of a public trace. The pictures' axes end at 0.25 and 2.
+The last cells repeat the workloads of published benchmarks, but not their hardware: `llm-d-groups` and `llm-d-unique`
+are from llm-d-benchmark pull request 1908 (at most 256 sequences), `higress` is from Higress pull request 4352 (three
+engines like Llama 3 8B on an A10), and `mooncake` is a piece of a public trace. The pictures' axes end at 0.25 and 2.
 
 ";
 

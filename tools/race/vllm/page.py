@@ -28,9 +28,9 @@ AGAIN = """```sh
 make race-vllm ENGINES=http://10.0.0.1:8000,http://10.0.0.2:8000 MODEL=NAME RACE_ARGS='--rate 4 --sessions 200 --tokens 100'
 ```
 
-The engines need `--enable-prompt-tokens-details`. With `VLLM_SERVER_DEV_MODE=1` their prefix caches are emptied between
-routers; otherwise only the prompts differ. `--tokenizer FOLDER` in `RACE_ARGS` adds the load generators. Restart and
-adapters need engines that the race itself starts.
+The engines need `--enable-prompt-tokens-details`. With `VLLM_SERVER_DEV_MODE=1`, the race empties their prefix caches
+between routers; otherwise each router gets other prompts. `--tokenizer FOLDER` in `RACE_ARGS` adds the load generators.
+The parts on restarts and adapters need engines that the race itself starts.
 """
 
 
@@ -78,7 +78,7 @@ def leaving(rows: list[dict[str, Any]]) -> str:
 def restarts(rows: list[dict[str, Any]]) -> str:
     text = "## An engine starts again under load\n\nAll processes of the first engine get SIGTERM at once, and the engine is started again. The engine is away until it\nanswers `/health`. A stream that it was sending fails, since no router can repeat a stream. The last column has the\nrequests that the engine got after its return.\n\n"
     head = ("router", "requests", "failed", "away, s", "requests at the engine after its return")
-    return text + table(head, [(row["router"], row["requests"], row["failed"], row["away_s"], f"{row['requests_after']} in {row['after_s']} s") for row in rows]) + failures(rows)
+    return text + table(head, [(row["router"], row["requests"], row["failed"], row["away_s"], f"{row['requests_after']} in {row['after_s']} s") for row in rows])
 
 
 def adapters(rows: list[dict[str, Any]]) -> str:

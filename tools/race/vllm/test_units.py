@@ -141,15 +141,16 @@ class Page(unittest.TestCase):
 
     def test_lines_outside_of_tables_are_at_most_120_columns(self) -> None:
         leaver = {"router": "r", "clients": 2, "left": 2, "idle_after_s": 1.0, "generated": 6, "requested": 600}
-        restart = {"router": "r", "requests": 90, "failed": 1, "away_s": 50, "after_s": 40, "requests_after": 9, "failures": ["cut off " * 20, "later"]}
-        adapter = {"router": "r", "chats": 24, "failed": 0, "by_adapter": {"red": [12, 0], "blue": [0, 12]}, "failures": []}
+        restart = {"router": "r", "requests": 90, "failed": 1, "away_s": 50, "after_s": 40, "requests_after": 9, "failures": ["in the stream"]}
+        adapter = {"router": "r", "chats": 24, "failed": 2, "by_adapter": {"red": [12, 0], "blue": [0, 12]}, "failures": ["cut off " * 20, "later"]}
         text = page.markdown({"about": [], "own_engines": True, "races": [RACE], "leaving": [leaver], "restarts": [restart], "adapters": [adapter], "generators": [TOOL]})
         command = [line for line in text.splitlines() if line.startswith("make ")]
         for line in text.splitlines():
             self.assertTrue(len(line) <= 120 or line.startswith("|") or line in command, line)
         self.assertIn("| r | 90 | 1 | 50 | 9 in 40 s |", text)
-        self.assertIn("| r | 24 | 0 | 12 0 | 0 12 |", text)
+        self.assertIn("| r | 24 | 2 | 12 0 | 0 12 |", text)
         self.assertEqual(text.count("First failure with r: `cut off cut off"), 1)
+        self.assertNotIn("in the stream`", text)
 
     def test_an_engine_that_generated_on_is_named(self) -> None:
         row = {"router": "r", "clients": 2, "left": 2, "idle_after_s": None, "generated": 600, "requested": 600}

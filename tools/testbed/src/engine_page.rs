@@ -18,22 +18,23 @@ engine, behind a real Envoy. The tests print the page: `target/release/bench eng
 |---|---|
 | `constant-0.3-s` | the whole reply after 0.3 s |
 | `constant-per-token` | 150 ms to the first token, 20 ms per further token, at any load |
-| `no-metrics` | the same; `/metrics` is 404 |
-| `frozen-metrics` | the same; `/metrics` always says that the engine is idle |
-| `no-usage` | the same; replies do not report token counts |
+| `no-metrics` | as `constant-per-token`; `/metrics` is 404 |
+| `frozen-metrics` | as `constant-per-token`; `/metrics` always says that the engine is idle |
+| `no-usage` | as `constant-per-token`; replies do not report token counts |
 | `four-at-once` | four requests at a time, 0.2 s each; the others wait in a queue |
 | `grows-with-prompt` | 0.1 ms per prompt token, at any load |
 | `at-once` | replies at once |
-| `embeddings`, `rerank` | those APIs; each reply after 20 ms |
+| `embeddings`, `rerank` | the API of this name; each reply after 20 ms |
 
 ";
 
 /// The text between the two tables.
 const BROKEN: &str = "
-One of four engines is broken: it answers at once, in the way that its name says, and its metrics look healthy. The
-others take 0.5 s. 32 clients send requests, which are counted for 12 s, beginning 2 s after the first one. At most 2 %
-may go to the broken engine. The requests are streamed chats. Engines without work get all APIs that generate in turn,
-streamed and not: in the first row `/generate` and `/inference/v1/generate`, in the second the others.
+One of four engines is broken: it answers at once, in the way that the first column names, and its metrics look healthy.
+The other engines take 0.5 s. 32 clients send requests, which are counted for 12 s, beginning 2 s after the first
+request. At most 2 % may go to the broken engine. The requests are streamed chats. Engines without work get all APIs
+that generate in turn, streamed and unstreamed: in the first row `/generate` and `/inference/v1/generate`, in the second
+row the other APIs.
 
 ";
 
@@ -135,10 +136,10 @@ pub fn page(data: &str) -> Result<String, serde_json::Error> {
     let _ = write!(
         page,
         "| column | meaning | bound |\n|---|---|---|\n\
-         | burst | 64 long distinct prompts within 200 ms, twice, over 16 idle servers: most requests of a burst at one server (4 is even) | at most {burst_max} |\n\
-         | returned | 16 distinct long prefixes with 6 turns each over 8 servers: share of later turns at the server of the first | at least {returned_min} |\n\
+         | burst | two bursts, each of 64 long distinct prompts within 200 ms, over 16 idle servers: the most requests of a burst at one server (4 is even) | at most {burst_max} |\n\
+         | returned | 16 distinct long prefixes with 6 turns each over 8 servers: share of later turns that go to the server of the first turn | at least {returned_min} |\n\
          | servers used | how many of those 8 had a first turn | at least {servers_used_min} |\n\
-         | busiest / mean | 1,000 requests at concurrency 32 over 8 servers | at most {BUSIEST_MAX} |\n\
+         | busiest / mean | 1,000 requests at concurrency 32 over 8 servers: requests of the busiest server over the mean | at most {BUSIEST_MAX} |\n\
          | new after, s | time from the changed endpoints file to the first request at a ninth server | at most 1 |\n\n\
          Each figure is the worst of four set-ups: 4, 1 and 2 workers with one proxy, 2 workers with two proxies. `misses` lists\n\
          the set-ups (workers x proxies) that break a bound; these are known faults. `-` means that the prompt of `rerank` is not\n\

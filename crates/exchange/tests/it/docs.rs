@@ -4,12 +4,11 @@ use std::path::Path;
 
 const HEAD: &str = "# Inference APIs
 
-The picker reads model and prompt from the bodies of these requests. It recognises a `POST` by the longest matching end
-of its percent-decoded path; query and trailing slash do not matter. Where the prompt is `not read`, and for every
-`POST` below `/responses/` and `/conversations/`, it reads only the outermost `model`, from a form
-(`multipart/form-data`) or a JSON object (also [ids](#answers-that-an-engine-keeps)); such a request may have no body.
-Requests to other paths go unread to a good endpoint, if a [route](../how-to/envoy.md#which-paths-are-served) allows
-them.
+The picker reads model and prompt from the bodies of these requests. The picker recognises a `POST` by the longest
+matching end of its percent-decoded path; query and trailing slash do not matter. If the prompt is `not read`, and in
+every `POST` below `/responses/` and `/conversations/`, the picker reads only the outermost `model` and
+[ids](#stored-answers), from a form (`multipart/form-data`) or a JSON object; such a request may have no body. If a
+[route](../how-to/envoy.md#paths) allows other paths, the picker sends their requests unread to a good endpoint.
 
 A body that is neither JSON nor an allowed form, or that lacks a required `model`, gets 400 in the error shape of the
 API. An encoded body (`content-encoding`, other than the gzip that Envoy decodes in the shipped files) gets 415.
@@ -26,24 +25,24 @@ The picker reads the whole form, so `model` may come after a file; it keeps noth
 first boundary, a line that ends with a line feed alone, a part without one plain `name`, no last boundary, or a `model`
 of more than 1,024 bytes.
 
-## Answers that an engine keeps
+## Stored answers
 
 An engine keeps responses and conversations in its memory. A request names one by `previous_response_id`, by
 `conversation`, or by a path that contains `/responses/ID` or `/conversations/ID` (any method). Every proxy and worker
 sends such a request to the endpoint that answered with that id. Each worker remembers about 16,384 ids, at most half
-from other proxies; one client displaces at most half of the others'. If the worker has forgotten the id, or the
-endpoint has left, is ejected or may not serve it, any endpoint gets the request, and can answer 404.
+from other proxies; one client can displace at most half of the other clients' ids. If the worker has forgotten the id,
+or the endpoint has left, is ejected or may not serve the request, any endpoint gets it, and can answer 404.
 
 ## Renamed models
 
-An `InferenceModel`, an `InferenceModelRewrite` or a header can rename the model. Then only `model` (in a form, the
-field `model`) changes in the body, and `content-length` with it. In a reply with status 200 the picker restores the
-name: in the outermost object of a JSON reply or of each event's data, in `response.model` of OpenAI's events, and in
+An `InferenceModel`, an `InferenceModelRewrite` or a header can rename the model. The new name changes only `model` (in
+a form, the field `model`) in the body, and `content-length`. In a reply with status 200 the picker restores the name:
+in the outermost object of a JSON reply or of each event's data, in `response.model` of OpenAI's events, and in
 `message.model` of Anthropic's `message_start`. Events are not delayed.
 
-- An unstreamed reply whose `content-length` is at most 32,768 is held until complete, and its length corrected; a
-  longer one is chunked.
-- The request asks for an uncompressed reply (`accept-encoding: identity`); a compressed one passes unchanged.
+- The picker holds an unstreamed reply of at most 32,768 bytes (`content-length`) until it is complete, and corrects its
+  length. A longer reply becomes chunked.
+- The picker requests an uncompressed reply (`accept-encoding: identity`); a compressed reply passes unchanged.
 - Models in Vertex AI's gRPC messages are never renamed.
 ";
 

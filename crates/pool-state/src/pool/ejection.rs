@@ -699,16 +699,16 @@ mod tests {
         assert_eq!(
             (tell(&one, &mut two, at(1)), tell(&one, &mut two, at(1))),
             (1, 0),
-            "news only once"
+            "the second report changes nothing"
         );
         assert_eq!(ejected(&two, &pool, at(2)), [1]);
         assert!(
             !eject(&mut two, 1, 2),
-            "its own reason a moment later is none"
+            "a failure of its own one millisecond later changes nothing"
         );
         assert!(
             succeed(&mut two, 1, 3) && !succeed(&mut two, 1, 4),
-            "clearing is news, once"
+            "only the first success changes the record"
         );
         assert_eq!(
             tell(&one, &mut two, at(5)),

@@ -90,7 +90,7 @@ impl Simulation<'_> {
                         proxy: *proxy,
                     },
                 );
-                self.leaves(request, now);
+                self.remove_request(request, now);
             } else {
                 failed += self.fails(request, now);
             }
@@ -100,7 +100,7 @@ impl Simulation<'_> {
 
     /// Makes a request fail if it is in flight. Returns how many requests ended: 0 or 1.
     pub(super) fn fails(&mut self, request: u32, now: f64) -> usize {
-        let Some(engine) = self.leaves(request, now) else {
+        let Some(engine) = self.remove_request(request, now) else {
             return 0;
         };
         self.engines
@@ -118,7 +118,7 @@ impl Simulation<'_> {
     }
 
     /// Removes a request from the proxy that sent it. Returns the engine that had the request.
-    fn leaves(&mut self, request: u32, now: f64) -> Option<usize> {
+    fn remove_request(&mut self, request: u32, now: f64) -> Option<usize> {
         let SimulatedRequest {
             hold, proxy, at, ..
         } = self.in_flight.get_mut(request as usize)?.take()?;

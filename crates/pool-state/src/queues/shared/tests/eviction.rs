@@ -90,7 +90,7 @@ impl Process {
                 },
             ),
             VmEvent::FirstByte { job } => self.has_first_byte(job % jobs),
-            VmEvent::Ends { job } => self.leaves(job % jobs),
+            VmEvent::Ends { job } => self.end_job(job % jobs),
             VmEvent::Steps { vm } if self.is_due(vm % vms) => self.steps(vm % vms),
             VmEvent::Steps { .. } => {}
             VmEvent::Ticks { ms } => self.ticks(ms),
@@ -109,7 +109,7 @@ impl Process {
     }
 
     /// The client leaves, or its reply ends.
-    fn leaves(&mut self, job: usize) {
+    fn end_job(&mut self, job: usize) {
         let place = |vm: &Vm| vm.queued.iter().position(|(_, queued)| *queued == job);
         let Some((at, place)) = self
             .vms
