@@ -13,7 +13,8 @@ TOOLS := $(ROOT)/.tools
 WASM  := target/wasm32-wasip1/release/switchpoint.wasm
 
 # Largest allowed module. Each Envoy process needs about 100 MB of RSS per MB of module, because V8 compiles all of it.
-# The module has 747,101 bytes. Code that prints a float adds 20,000, even in a panic's text (`clamp` with variable limits).
+# The module has 747,101 bytes. Code that prints a float adds 20,000, even in a panic's text (`clamp` with variable limits). Texts in
+# `scheduler::plugin::readable` are left out.
 WASM_BYTES_MAX := 750000
 
 CARGO_DENY_VERSION    := 0.20.2
@@ -160,7 +161,7 @@ wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and check its size li
 	size=$$(wc -c < $(WASM))
 	echo "$(WASM): $$size bytes (at most $(WASM_BYTES_MAX))"
 	if (( size > $(WASM_BYTES_MAX) )); then
-	  echo "too big: every Envoy process needs about 100 bytes of memory per byte of the module" >&2; exit 1
+	  echo "too big: every Envoy process needs about 100 bytes of memory per byte of the module; see WASM_BYTES_MAX in the Makefile" >&2; exit 1
 	fi
 
 # Builds, tests, and then pushes the images if PUSH names a registry. Binaries for other platforms than this machine's are

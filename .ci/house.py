@@ -594,7 +594,7 @@ def words_of_documents(tree: Tree) -> int:
 
 def excess_words(tree: Tree) -> list[str]:
     number = words_of_documents(tree)
-    return [f"all Markdown files: {number} words, at most {DOCUMENT_WORDS_MAX}"] if number > DOCUMENT_WORDS_MAX else []
+    return [f"all Markdown files: {number} words, at most {DOCUMENT_WORDS_MAX}; shorten a page"] if number > DOCUMENT_WORDS_MAX else []
 
 
 def data_bytes(tree: Tree, folder: str = "") -> int:

@@ -8,6 +8,7 @@ use control_plane::scrape::engine::EngineTable;
 use control_plane::scrape::exposition::ExpositionParser;
 use control_plane::scrape::extract::{Extraction, RestartWatch};
 use libfuzzer_sys::fuzz_target;
+use scheduler::metrics::METRICS;
 
 #[derive(Arbitrary, Debug)]
 struct Series {
@@ -28,13 +29,6 @@ struct Pages {
     pages: Vec<Vec<Series>>,
 }
 
-const ENGINES: [&str; 5] = [
-    "vllm",
-    "sglang",
-    "trtllm-serve",
-    "triton-tensorrt-llm",
-    "triton",
-];
 const LABELS: [&str; 12] = [
     "engine",
     "dp_rank",
@@ -75,9 +69,8 @@ fn write(series: &Series, names: &[&str]) -> String {
 
 fuzz_target!(|input: Pages| {
     let engines = EngineTable::try_new(&[], "", "").expect("the built-in table is sound");
-    let engine = engines
-        .get(ENGINES[usize::from(input.engine) % ENGINES.len()])
-        .expect("built in");
+    let engines = engines.all();
+    let engine = engines[usize::from(input.engine) % engines.len()];
     let names = engine.names();
     let mut restarts = RestartWatch::default();
     for page in &input.pages {
@@ -94,12 +87,10 @@ fuzz_target!(|input: Pages| {
                 .flatten()
                 .all(|requests| (0.0..=1e7).contains(requests))
         );
-        assert!(
-            metrics
-                .kv_cache_utilization
-                .is_none_or(|share| (0.0..=1.0).contains(&share))
-        );
-        assert!(metrics.kv_blocks != Some(0) && metrics.kv_block_tokens != Some(0));
+        for metric in METRICS {
+            let value = (metric.get)(metrics);
+            assert_eq!(value.and_then(|value| metric.unit.valid(value)), value);
+        }
         let lora = metrics
             .lora
             .iter()

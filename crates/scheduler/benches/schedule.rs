@@ -9,6 +9,11 @@
 //! the nanoseconds of a whole decision that uses predictions.
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
+#[path = "../tests/it/parameters.rs"]
+mod parameters;
+#[path = "../tests/it/case/values.rs"]
+mod values;
+
 use std::hint::black_box;
 use std::io::Write;
 use std::time::Instant;
@@ -16,7 +21,6 @@ use std::time::Instant;
 use learning::LatencyLearner;
 use scheduler::in_flight::InFlight;
 use scheduler::latency::{Conditions, LatencyModel, Observation, RequestEnd};
-use scheduler::plugin::ParameterValue;
 use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation, LocalState, LoraMetrics,
@@ -43,79 +47,6 @@ const SCORERS: [&str; 6] = [
 
 /// The number of endpoints in the pool in which single plugins are timed.
 const ENDPOINTS: u16 = 100;
-
-/// The parameters of the plugins that require parameters, or that have no effect without them.
-const PARAMETERS: [(&str, &[(&str, BenchValue)]); 6] = [
-    (
-        "header-label-affinity-scorer",
-        &[
-            ("headerName", BenchValue::Text("x-tier")),
-            ("labelKey", BenchValue::Text("tier")),
-        ],
-    ),
-    (
-        "endpoint-attribute-scorer",
-        &[
-            ("attributeKey", BenchValue::Text("depth")),
-            (
-                "algorithm",
-                BenchValue::Map(&[("type", BenchValue::Text("linear_lower_is_better"))]),
-            ),
-        ],
-    ),
-    (
-        "endpoint-attribute-filter",
-        &[
-            ("attribute", BenchValue::Text("depth")),
-            (
-                "algorithm",
-                BenchValue::Map(&[
-                    ("type", BenchValue::Text("threshold")),
-                    (
-                        "threshold",
-                        BenchValue::Map(&[
-                            ("operator", BenchValue::Text("LessThan")),
-                            ("value", BenchValue::Number(1.0)),
-                        ]),
-                    ),
-                ]),
-            ),
-        ],
-    ),
-    (
-        "utilization-filter",
-        &[(
-            "conditions",
-            BenchValue::List(&[BenchValue::Map(&[
-                ("metric", BenchValue::Text("waiting-queue")),
-                ("maxValue", BenchValue::Number(19.0)),
-            ])]),
-        )],
-    ),
-    (
-        "label-selector-filter",
-        &[(
-            "matchLabels",
-            BenchValue::Map(&[("tier", BenchValue::Text("gold"))]),
-        )],
-    ),
-    (
-        "by-label",
-        &[
-            ("label", BenchValue::Text("tier")),
-            ("validValues", BenchValue::List(&[BenchValue::Text("gold")])),
-        ],
-    ),
-];
-
-/// The value of a parameter, in a form that a static table can hold.
-#[derive(Clone, Copy)]
-enum BenchValue {
-    Number(f64),
-    Text(&'static str),
-    List(&'static [BenchValue]),
-    Map(&'static [(&'static str, BenchValue)]),
-}
 
 fn main() -> Result<(), String> {
     let mut out = std::io::stdout();
@@ -148,16 +79,8 @@ fn main() -> Result<(), String> {
             PluginKind::Filter | PluginKind::Detector | PluginKind::Scorer | PluginKind::Picker
         )
     }) {
-        let given = PARAMETERS
-            .iter()
-            .find(|(name, _)| *name == plugin.name)
-            .map_or(&[][..], |(_, given)| given);
-        let parameters = given
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), value.value()))
-            .collect();
         let spec = PluginSpec {
-            parameters,
+            parameters: values::parameters(&parameters::words(plugin.name)),
             ..PluginSpec::of_type(plugin.name)
         };
         let picker =
@@ -252,24 +175,6 @@ fn conditions(rng: &mut Rng) -> Conditions {
         kv_utilization: Some(rng.open01()),
         prompt_tokens,
         uncached_tokens: prompt_tokens * rng.open01(),
-    }
-}
-
-impl BenchValue {
-    fn value(self) -> ParameterValue {
-        match self {
-            Self::Number(number) => ParameterValue::Number(number),
-            Self::Text(text) => ParameterValue::Text(text.to_owned()),
-            Self::List(items) => {
-                ParameterValue::List(items.iter().map(|item| item.value()).collect())
-            }
-            Self::Map(entries) => ParameterValue::Map(
-                entries
-                    .iter()
-                    .map(|(name, item)| ((*name).to_owned(), item.value()))
-                    .collect(),
-            ),
-        }
     }
 }
 

@@ -78,10 +78,41 @@ rules! {
     recipes_count_their_files: [
         "CONTRIBUTING.md" => "**A thing** changes 3 files.\n1. `a/b.rs`: a row.\n2. `a/c.rs`, if it has one.\n",
     ];
+    guide_names_files_from_the_root: [
+        "CONTRIBUTING.md" => "1. `crates/a/src/b.rs`: a row.\n2. `b/c.rs`: another.\n",
+        "crates/a/src/b/c.rs" => "",
+    ];
     documented_ports_exist: [
         "docs/how-to/envoy.md" => "| 8081 | Envoy | clients |\n",
         "envoy-config/standalone.yaml" => "port_value: 8080",
     ];
+}
+
+#[test]
+fn recipes_lack_a_file_in_any_folder_and_in_unit_tests() {
+    let place = |path: &str, text: &str| SourceFile {
+        path: path.into(),
+        text: text.into(),
+    };
+    let used =
+        "fn f() {}\n#[cfg(test)]\nmod tests {\n    use scheduler::metrics::KV_BLOCK_TOKENS;\n}\n";
+    for path in [
+        "crates/exchange/src/host.rs",
+        "crates/exchange/tests/it/host.rs",
+        "crates/exchange/benches/host.rs",
+        "filter/fuzz/fuzz_targets/host.rs",
+        "tools/simulator/src/host.rs",
+        "e2e/tests/it/host.rs",
+    ] {
+        let tree = SourceTree(vec![place(path, used)]);
+        let lacks = format!("CONTRIBUTING.md: the recipe **An engine's metric** lacks {path}");
+        let complaints = rules::recipes_list_every_file(&tree);
+        assert!(complaints.contains(&lacks), "{complaints:?}");
+        let guide = format!("**An engine's metric** changes 1 file.\n1. `{path}`: a row.\n");
+        let tree = SourceTree(vec![place("CONTRIBUTING.md", &guide), place(path, used)]);
+        let complaints = rules::recipes_list_every_file(&tree);
+        assert!(!complaints.contains(&lacks), "{complaints:?}");
+    }
 }
 
 /// Checks which crates the wasm module is built from. `deny.toml` cannot express this rule, because

@@ -467,99 +467,135 @@ struct RecipeExample {
     name: &'static str,
     /// The marks of the new case. Each file that the case touches contains at least one of them.
     marks: &'static [&'static str],
-    /// The folders and files of tests and tools that the recipe changes too.
-    tests: &'static [&'static str],
+    /// Files with a mark that a new case need not touch: they use this one case, by choice.
+    others: &'static [&'static str],
 }
 
-const RECIPES: [RecipeExample; 5] = [
+const RECIPES: [RecipeExample; 7] = [
     RecipeExample {
         title: "**A scorer**",
-        name: "running_requests_size",
-        marks: &[
-            "mod running_requests_size;",
-            "running_requests_size::",
-            "\"running-requests-size-scorer\"",
+        name: "context_length_aware",
+        marks: &["context_length_aware", "\"context-length-aware\""],
+        others: &[],
+    },
+    // This scorer has required parameters.
+    RecipeExample {
+        title: "**A scorer**",
+        name: "header_label_affinity",
+        marks: &["header_label_affinity", "\"header-label-affinity-scorer\""],
+        others: &[],
+    },
+    RecipeExample {
+        title: "**State that a plugin reads**",
+        name: "",
+        marks: &["evicted_share"],
+        others: &[
+            // A plugin that reads the state, with its tests.
+            "crates/scheduler/src/scorer/marginal_cost.rs",
+            "crates/scheduler/src/scorer/marginal_cost/cost.rs",
+            "crates/scheduler/src/scorer/marginal_cost/cost/tests.rs",
+            "crates/scheduler/tests/it/oracle.rs",
+            // A record that need not have all state.
+            "control-plane/tests/it/daemon/console.rs",
         ],
-        // The second implementation in the tests must know each scorer.
-        tests: &["crates/scheduler/tests/it/oracle.rs"],
     },
     RecipeExample {
         title: "**An engine's metric**",
         name: "",
+        // The last mark is the field in a pattern of all fields.
         marks: &[
-            "name: \"kv_cache_utilization\"",
-            "\"vllm:kv_cache_usage_perc\"",
+            "KV_BLOCK_TOKENS",
+            "\"kv_block_tokens\"",
+            " kv_block_tokens,",
         ],
-        tests: &[],
+        // Random values are the sizes of real blocks.
+        others: &["crates/scheduler/tests/it/pools.rs"],
     },
     RecipeExample {
         title: "**An engine**",
         name: "",
-        marks: &["\"trtllm-serve\"", "\"trtllm_num_requests_waiting\""],
-        tests: &["tools/testbed/src/", "e2e/tests/it/"],
+        marks: &["\"trtllm-serve\"", "trtllm_num_requests_waiting"],
+        others: &[
+            // Tests of labels and URLs, each with two or three engines.
+            "control-plane/src/scrape/engine/tests.rs",
+            "control-plane/tests/it/scrape.rs",
+        ],
     },
     RecipeExample {
         title: "**A discovery backend**",
         name: "directory",
-        marks: &[
-            "impl Backend for DirectoryBackend",
-            "struct DirectoryBackend",
-            "DirectorySource",
+        marks: &["DirectoryBackend", "DirectorySource"],
+        others: &[
+            // The command that writes into the directory, and users of the library.
+            "control-plane/src/cli/register.rs",
+            "crates/discovery/examples/frontend.rs",
+            "crates/discovery/tests/it/documented.rs",
         ],
-        tests: &[],
     },
     RecipeExample {
         title: "**A request API**",
         name: "",
-        marks: &["Conversations"],
-        tests: &[],
+        marks: &["Conversations", "\"/v1/conversations\""],
+        // A test with some paths.
+        others: &["e2e/tests/it/rewrite.rs"],
     },
 ];
 
-/// Checks that a recipe lists every file that its example is in, so that a reader who follows the
-/// recipe is done.
+/// Checks that a recipe lists every Rust file that its example is in, also files of tests, tools,
+/// benches and fuzz targets, so that a reader who follows the recipe is done.
 pub(crate) fn recipes_list_every_file(tree: &SourceTree) -> Vec<String> {
     let guide = tree.text("CONTRIBUTING.md");
-    let crates = ["crates/", "control-plane/src/", "filter/src/"];
-    let is_product = |path: &str| {
-        crates.iter().any(|folder| path.starts_with(folder))
-            && path.ends_with(".rs")
-            && !path.ends_with("/tests.rs")
-            && !["/tests/", "/benches/", "/examples/", "/fuzz/"]
-                .iter()
-                .any(|folder| path.contains(folder))
-    };
     let mut complaints = Vec::new();
-    for RecipeExample {
-        title,
-        name,
-        marks,
-        tests,
-    } in RECIPES
-    {
+    for example in RECIPES {
+        let title = example.title;
         let recipe = guide.find(title).map_or("", |start| &guide[start..]);
         let steps: String = recipe.lines().take_while(|line| !line.is_empty()).collect();
-        let listed = steps.replace("NAME", name);
-        let named = |file: &&SourceFile| {
-            file.code()
-                .any(|(_, line)| marks.iter().any(|mark| line.contains(mark)))
+        let listed = steps.replace("NAME", example.name);
+        let has_mark = |file: &&SourceFile| {
+            file.lines()
+                .filter(|(_, line)| !line.trim_start().starts_with("//"))
+                .any(|(_, line)| example.marks.iter().any(|mark| line.contains(mark)))
         };
-        let is_searched =
-            |path: &str| is_product(path) || tests.iter().any(|start| path.starts_with(start));
-        let files: Vec<&SourceFile> = tree.where_path(is_searched).filter(named).collect();
-        if files.len() < 2 {
+        let files = BTreeSet::from_iter(
+            tree.under("", ".rs")
+                .filter(has_mark)
+                .map(|file| file.path.as_str()),
+        );
+        let is_listed = |path: &str| listed.contains(&format!("`{path}`"));
+        if !files.iter().any(|path| is_listed(path)) {
             complaints.push(format!(
                 "CONTRIBUTING.md: no code follows the recipe {title}"
             ));
         }
-        complaints.extend(
-            files
-                .iter()
-                .filter(|file| !listed.contains(&format!("`{}`", file.path)))
-                .map(|file| format!("CONTRIBUTING.md: the recipe {title} lacks {}", file.path)),
-        );
+        for path in &files {
+            if !is_listed(path) && !example.others.contains(path) {
+                complaints.push(format!("CONTRIBUTING.md: the recipe {title} lacks {path}"));
+            }
+        }
+        for path in example.others {
+            if is_listed(path) || !files.contains(path) {
+                complaints.push(format!(
+                    "{path} is in `others` of the recipe {title}, without a reason"
+                ));
+            }
+        }
     }
     complaints
+}
+
+/// Checks that the files in code spans are paths from the root. `.ci/house.py check` looks whether
+/// such paths exist, and no other paths.
+pub(crate) fn guide_names_files_from_the_root(tree: &SourceTree) -> Vec<String> {
+    let is_from_root = |file: &str| {
+        let first = file.split('/').next();
+        tree.0
+            .iter()
+            .any(|other| other.path.split('/').next() == first)
+    };
+    files_in_code_spans(tree.text("CONTRIBUTING.md"))
+        .filter(|file| !is_from_root(file))
+        .map(|file| format!("CONTRIBUTING.md: `{file}` is no path from the root"))
+        .collect()
 }
 
 /// Checks the numbers in the first sentence of a recipe. The first number counts the files in steps

@@ -38,7 +38,6 @@ fn shown(reading: &PageReading) -> String {
         kv_blocks,
         lora,
         attributes,
-        ..
     } = &reading.metrics;
     assert!(attributes.is_empty(), "none is configured");
     let lora = lora.as_ref().map(|l| {

@@ -102,7 +102,9 @@ impl ParsedRecord {
         let snapshot = live
             .with_endpoints(pool.version, pool.endpoints, pool.metrics)
             .map_err(|invalid| InvalidRecord::Endpoints(invalid.to_string()))?;
+        // Every field is named here, so a new field does not compile until a record has it.
         let local = LocalState {
+            in_flight: &in_flight,
             matched_blocks: &pool.matched_blocks,
             ejected: &pool.ejected,
             failing: &pool.failing,
@@ -112,9 +114,9 @@ impl ParsedRecord {
             reuse_interval: real(&self.value["reuse_interval"]).unwrap_or(REQUESTED_ONCE),
             evicted_share: real(&self.value["evicted_share"]).unwrap_or(0.0),
             metrics_stale: flag(&self.value, "metrics_stale")?,
-            // `peers_unreachable` stays false. The flag matters only for the rendezvous endpoint,
-            // which depends on prompt hashes, and records contain no hashes.
-            ..LocalState::new(&in_flight)
+            // The flag matters only for the rendezvous endpoint, which depends on prompt hashes,
+            // and records contain no hashes.
+            peers_unreachable: false,
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
         let mut explanation = Explanation::default();

@@ -6,6 +6,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use scheduler::in_flight::InFlight;
 use scheduler::latency::LatencyModel;
+use scheduler::metrics::METRICS;
 use scheduler::plugin::ParameterValue;
 use scheduler::registry::PLUGINS;
 use scheduler::{
@@ -27,6 +28,9 @@ struct Input {
     prediction_based: bool,
     /// Predicted times, and the factors of each endpoint. `None` if prediction is off.
     predicted: Option<(f32, f32, Vec<(f32, f32)>)>,
+    /// The numbers of `METRICS`, endpoint by endpoint. `None` leaves the number of `AnyMetrics`.
+    /// This field is the last one, so that the seeds keep their meaning.
+    numbers: Vec<Option<f32>>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -163,7 +167,14 @@ fuzz_target!(|input: Input| {
         .enumerate()
         .map(|(at, any)| any.endpoint(at))
         .collect();
-    let metrics = input.pool.iter().map(AnyEndpoint::metrics).collect();
+    let mut metrics: Vec<_> = input.pool.iter().map(AnyEndpoint::metrics).collect();
+    for (metrics, numbers) in metrics.iter_mut().zip(input.numbers.chunks(METRICS.len())) {
+        for (metric, number) in METRICS.into_iter().zip(numbers) {
+            if number.is_some() {
+                (metric.set)(metrics, *number);
+            }
+        }
+    }
     let Ok(snapshot) = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline)
         .inspect_err(|error| drop(error.to_string()))
     else {

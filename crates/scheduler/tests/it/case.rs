@@ -23,12 +23,12 @@
 //!   ...
 //! ```
 //!
-//! The tests and the example `golden`, which also runs in wasm, use this file.
+//! The first line begins with `# `. The seed orders endpoints with equal totals. The tests and the
+//! example `golden`, which also runs in wasm, use this file.
 
 use scheduler::in_flight::InFlight;
 use scheduler::latency::LatencyModel;
 use scheduler::metrics::MetricDefinition;
-use scheduler::plugin::ParameterValue;
 use scheduler::registry::{PluginKind, lookup};
 use scheduler::{
     AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation,
@@ -38,6 +38,10 @@ use scheduler::{
 
 #[path = "case/render.rs"]
 mod render;
+#[path = "case/values.rs"]
+mod values;
+
+pub use values::parameters;
 
 /// One endpoint with all its state. The fields are the columns of the table `pool` in a golden
 /// case, except for the columns of the endpoint and of its metrics.
@@ -501,7 +505,9 @@ impl DecisionCase {
             stored_id: 0,
             ..Request::default()
         };
+        // Every field is named here, so a new field does not compile until a case has it.
         let local = LocalState {
+            in_flight,
             matched_blocks: &matched_blocks,
             reuse_interval: self.reuse_interval,
             evicted_share: self.evicted_share,
@@ -510,8 +516,8 @@ impl DecisionCase {
             last_answers: &last_answers,
             last_cold_picks: &last_cold_picks,
             adapter_rooms: &adapter_rooms,
+            peers_unreachable: false,
             metrics_stale: self.metrics_stale,
-            ..LocalState::new(in_flight)
         };
         schedule(
             snapshot,
@@ -541,55 +547,6 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
         .map_err(|_| format!("`{text}` is no such number"))
 }
 
-/// Returns the parameters among these words.
-pub fn parameters(words: &[&str]) -> Vec<(String, ParameterValue)> {
-    let mut parameters = Vec::new();
-    for (name, value) in words.iter().filter_map(|word| word.split_once('=')) {
-        set(&mut parameters, name, parsed(value));
-    }
-    parameters
-}
-
-/// Reads a value in the one-line form of the configuration: `5`, `true`, `text`, `[a,b]`,
-/// `{key:value,other:[{key:value}]}`, without spaces.
-fn parsed(text: &str) -> ParameterValue {
-    let inside = |open, close| {
-        text.strip_prefix(open)
-            .and_then(|rest: &str| rest.strip_suffix(close))
-            .map(items)
-    };
-    if let Some(items) = inside('[', ']') {
-        return ParameterValue::List(items.into_iter().map(parsed).collect());
-    }
-    if let Some(items) = inside('{', '}') {
-        let entries = items.into_iter().filter_map(|item| item.split_once(':'));
-        return ParameterValue::Map(
-            entries
-                .map(|(key, value)| (key.to_owned(), parsed(value)))
-                .collect(),
-        );
-    }
-    match text {
-        "true" | "false" => ParameterValue::Flag(text == "true"),
-        _ => text.parse().map_or_else(
-            |_| ParameterValue::Text(text.to_owned()),
-            ParameterValue::Number,
-        ),
-    }
-}
-
-/// Splits the text at the commas that are outside of brackets.
-fn items(text: &str) -> Vec<&str> {
-    let mut depth = 0;
-    let outside = move |c: char| {
-        depth += i32::from(c == '[' || c == '{') - i32::from(c == ']' || c == '}');
-        c == ',' && depth == 0
-    };
-    text.split(outside)
-        .filter(|item| !item.is_empty())
-        .collect()
-}
-
 /// Adds an entry to a list that is sorted by key.
 fn put<T: Clone>(list: &mut Box<[(Box<str>, T)]>, key: &str, value: T) {
     let mut grown = list.to_vec();
@@ -598,20 +555,6 @@ fn put<T: Clone>(list: &mut Box<[(Box<str>, T)]>, key: &str, value: T) {
         (key.into(), value),
     );
     *list = grown.into();
-}
-
-/// Sets `a.b.c` as a map of maps.
-fn set(into: &mut Vec<(String, ParameterValue)>, path: &str, value: ParameterValue) {
-    let Some((first, rest)) = path.split_once('.') else {
-        into.push((path.to_owned(), value));
-        return;
-    };
-    if !into.iter().any(|(name, _)| name == first) {
-        into.push((first.to_owned(), ParameterValue::Map(Vec::new())));
-    }
-    if let Some((_, ParameterValue::Map(inner))) = into.iter_mut().find(|(name, _)| name == first) {
-        set(inner, rest, value);
-    }
 }
 
 /// Returns the metric of a column. Three metrics have a short name too.

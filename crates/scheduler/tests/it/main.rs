@@ -11,6 +11,7 @@ mod golden;
 mod laws;
 mod objects;
 mod oracle;
+mod parameters;
 mod pipelines;
 mod pools;
 mod snapshot;

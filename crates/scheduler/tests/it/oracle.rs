@@ -100,16 +100,7 @@ fn hinted(case: &DecisionCase, row: &EndpointCase) -> bool {
 }
 
 fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
-    let known = |read: fn(&EndpointCase) -> Option<f32>| {
-        let sane = move |at: usize| {
-            read(&case.pool[at])
-                .filter(|value| value.is_finite() && *value >= 0.0 && !case.metrics_stale)
-        };
-        allowed
-            .iter()
-            .map(|&at| (at, sane(at).map(f64::from)))
-            .collect::<Vec<_>>()
-    };
+    let known = |read: fn(&EndpointCase) -> Option<f32>| known(case, allowed, read);
     let row = |score: &dyn Fn(&EndpointCase) -> f64| {
         allowed
             .iter()
@@ -185,22 +176,7 @@ fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f
                     .collect::<Vec<_>>(),
             )
         }
-        "no-hit-lru-scorer" => {
-            let pick = |at: usize| case.pool[at].last_cold_pick;
-            let warm = allowed.iter().any(|&at| case.pool[at].matched_blocks > 0);
-            let before = |at: usize| {
-                allowed
-                    .iter()
-                    .filter(|&&other| pick(other) < pick(at))
-                    .count()
-            };
-            #[expect(clippy::cast_precision_loss, reason = "a dozen")]
-            let cold = |at: usize| 1.0 - before(at) as f64 / (allowed.len() - 1).max(1) as f64;
-            allowed
-                .iter()
-                .map(|&at| (at, if warm { 0.5 } else { cold(at) }))
-                .collect()
-        }
+        "no-hit-lru-scorer" => no_hit_lru(case, allowed),
         "context-length-aware" => row(&|row| {
             label(row, "llm-d.ai/context-length-range")
                 .map_or(0.5, |range| fit(range, case.request.prompt_tokens))
@@ -223,35 +199,71 @@ fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f
         }
         "marginal-cost-scorer" => marginal_cost(case, allowed),
         // Latency is not predicted here, so the composite applies.
-        "latency-scorer" | "slo-scorer" => {
-            let free = scores(case, allowed, "kv-cache-utilization-scorer");
-            let queues = known(|row| row.metrics.queue_depth);
-            let longest = queues
-                .iter()
-                .filter_map(|(_, queue)| *queue)
-                .fold(0.0, f64::max);
-            let short = |queue: f64| {
-                if longest > 0.0 {
-                    (longest - queue) / longest
-                } else {
-                    1.0
-                }
-            };
-            let short = neutral(
-                &queues
-                    .into_iter()
-                    .map(|(at, queue)| (at, queue.map(short)))
-                    .collect::<Vec<_>>(),
-            );
-            let held = scores(case, allowed, "prefix-cache-scorer");
-            free.iter()
-                .zip(short)
-                .zip(held)
-                .map(|((&(at, free), (_, short)), (_, held))| (at, (free + short + held) / 3.0))
-                .collect()
-        }
+        "latency-scorer" | "slo-scorer" => composite(case, allowed),
         other => panic!("the twin knows no {other}"),
     }
+}
+
+/// Returns a reported number of each endpoint; `None` if it is unknown, stale or nonsense.
+fn known(
+    case: &DecisionCase,
+    allowed: &[usize],
+    read: fn(&EndpointCase) -> Option<f32>,
+) -> Vec<(usize, Option<f64>)> {
+    let sane = |at: usize| {
+        read(&case.pool[at])
+            .filter(|value| value.is_finite() && *value >= 0.0 && !case.metrics_stale)
+    };
+    allowed
+        .iter()
+        .map(|&at| (at, sane(at).map(f64::from)))
+        .collect()
+}
+
+fn no_hit_lru(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
+    let pick = |at: usize| case.pool[at].last_cold_pick;
+    let warm = allowed.iter().any(|&at| case.pool[at].matched_blocks > 0);
+    let before = |at: usize| {
+        allowed
+            .iter()
+            .filter(|&&other| pick(other) < pick(at))
+            .count()
+    };
+    #[expect(clippy::cast_precision_loss, reason = "a dozen")]
+    let cold = |at: usize| 1.0 - before(at) as f64 / (allowed.len() - 1).max(1) as f64;
+    allowed
+        .iter()
+        .map(|&at| (at, if warm { 0.5 } else { cold(at) }))
+        .collect()
+}
+
+/// Returns the means of three scores: free KV cache, short queue, cached prefix.
+fn composite(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
+    let free = scores(case, allowed, "kv-cache-utilization-scorer");
+    let queues = known(case, allowed, |row| row.metrics.queue_depth);
+    let longest = queues
+        .iter()
+        .filter_map(|(_, queue)| *queue)
+        .fold(0.0, f64::max);
+    let short = |queue: f64| {
+        if longest > 0.0 {
+            (longest - queue) / longest
+        } else {
+            1.0
+        }
+    };
+    let short = neutral(
+        &queues
+            .into_iter()
+            .map(|(at, queue)| (at, queue.map(short)))
+            .collect::<Vec<_>>(),
+    );
+    let held = scores(case, allowed, "prefix-cache-scorer");
+    free.iter()
+        .zip(short)
+        .zip(held)
+        .map(|((&(at, free), (_, short)), (_, held))| (at, (free + short + held) / 3.0))
+        .collect()
 }
 
 /// Returns the costs by the rough step model that a pool starts with: c = 10, 0.05, 1e-6; e = 11,

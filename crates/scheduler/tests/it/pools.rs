@@ -1,36 +1,14 @@
 //! Pools, profiles and requests of any kind, for property tests.
 
 use proptest::prelude::*;
+use scheduler::metrics::{KV_BLOCK_TOKENS, METRICS, MetricDefinition, MetricUnit};
 use scheduler::registry::{PLUGINS, PluginKind};
-use scheduler::{AdapterRoom, Endpoint, LoraMetrics, PipelineSpec, PluginSpec, Readiness};
+use scheduler::{
+    AdapterRoom, Endpoint, EndpointMetrics, LoraMetrics, PipelineSpec, PluginSpec, Readiness, Slo,
+};
 
 use crate::case::{self, DecisionCase, EndpointCase, RequestCase};
-
-/// The parameters of the plugins that require parameters, and of a few other plugins.
-const PARAMETERS: [(&str, &str); 7] = [
-    (
-        "header-label-affinity-scorer",
-        "headerName=X-Tier labelKey=tier",
-    ),
-    (
-        "endpoint-attribute-scorer",
-        "attributeKey=depth algorithm={type:linear_lower_is_better}",
-    ),
-    (
-        "endpoint-attribute-filter",
-        "attribute=depth algorithm={type:threshold,threshold:{operator:LessThan,value:2}}",
-    ),
-    (
-        "utilization-filter",
-        "conditions=[{metric:waiting-queue,maxValue:3},{metric:active-requests,maxValue:2}]",
-    ),
-    (
-        "label-selector-filter",
-        "matchExpressions=[{key:tier,operator:NotIn,values:[silver]}]",
-    ),
-    ("by-label", "label=tier validValues=[gold]"),
-    ("prefix-cache-affinity-filter", "peakPrefillThroughput=100"),
-];
+use crate::parameters;
 
 /// Generates a metric as a model server might report it: absent, valid, or nonsense.
 pub fn metric(sane: impl Strategy<Value = f32> + 'static) -> BoxedStrategy<Option<f32>> {
@@ -41,6 +19,19 @@ pub fn metric(sane: impl Strategy<Value = f32> + 'static) -> BoxedStrategy<Optio
         1 => prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, -0.0, f32::MAX, f32::MIN_POSITIVE]).prop_map(Some),
     ]
     .boxed()
+}
+
+/// Generates a value of a metric. There are few distinct values, so that ties and exact extremes
+/// are common.
+fn number(definition: &MetricDefinition) -> BoxedStrategy<Option<f32>> {
+    match definition.unit {
+        MetricUnit::Requests => metric((0_u8..6).prop_map(f32::from)),
+        MetricUnit::Share => metric(0.0_f32..=1.0),
+        MetricUnit::Count if *definition == KV_BLOCK_TOKENS => {
+            prop::option::of(prop::sample::select(vec![0.0_f32, 16.0, 64.0])).boxed()
+        }
+        MetricUnit::Count => prop::option::of((0_u16..3_000).prop_map(f32::from)).boxed(),
+    }
 }
 
 fn adapters() -> impl Strategy<Value = Box<[Box<str>]>> {
@@ -59,69 +50,83 @@ fn lora() -> impl Strategy<Value = Option<LoraMetrics>> {
     )
 }
 
-fn row() -> impl Strategy<Value = EndpointCase> {
+/// Generates a report with a value of every metric in [`METRICS`].
+fn metrics() -> impl Strategy<Value = EndpointMetrics> {
+    let depth = prop::option::of(-3_i8..4);
+    (METRICS.map(number), lora(), depth).prop_map(|(numbers, lora, depth)| {
+        let depth = depth.map(|depth| ("depth".into(), f32::from(depth)));
+        let mut metrics = EndpointMetrics {
+            lora,
+            attributes: depth.into_iter().collect(),
+            ..EndpointMetrics::default()
+        };
+        for (metric, number) in METRICS.into_iter().zip(numbers) {
+            (metric.set)(&mut metrics, number);
+        }
+        metrics
+    })
+}
+
+fn endpoint() -> impl Strategy<Value = Endpoint> {
     let ages = prop::sample::select(vec![0_u64, 4_999, 5_000, 60_000]);
-    // There are few distinct values, so that ties and exact extremes are common.
-    let loads = (
-        metric((0_u8..6).prop_map(f32::from)),
-        metric((0_u8..6).prop_map(f32::from)),
-        metric(0.0_f32..=1.0),
-    );
-    let own = (0_u32..5, 0_u32..10_000, 0_u32..20);
-    let rare = || prop::bool::weighted(0.2);
     let labels = (
-        prop::option::of(prop::sample::select(vec!["gold", "silver"])),
         prop::option::of("[0-9]{1,4}-[0-9]{1,5}"),
+        prop::option::of(prop::sample::select(vec!["prefill", "decode", "both"])),
+        prop::option::of(prop::sample::select(vec!["gold", "silver"])),
     );
-    let roles = prop::option::of(prop::sample::select(vec!["prefill", "decode", "both"]));
-    let numbers = (prop::option::of(-3_i8..4), 0_u64..4);
+    let not_ready = prop::bool::weighted(0.2);
+    (ages, labels, not_ready).prop_map(|(age_ms, (range, role, tier), not_ready)| {
+        let labels = [
+            ("llm-d.ai/context-length-range", range),
+            ("llm-d.ai/role", role.map(str::to_owned)),
+            ("tier", tier.map(str::to_owned)),
+        ];
+        Endpoint {
+            readiness: if not_ready {
+                Readiness::NotReady
+            } else {
+                Readiness::Ready
+            },
+            labels: labels
+                .into_iter()
+                .filter_map(|(key, value)| Some((key.into(), value?.into())))
+                .collect(),
+            age_ms,
+            ..EndpointCase::new(0, "").endpoint
+        }
+    })
+}
+
+/// Generates an endpoint with its state. Every field is named here, so a new field of
+/// [`EndpointCase`] does not compile until it has random values.
+fn row() -> impl Strategy<Value = EndpointCase> {
+    let own = (0_u32..5, 0_u32..10_000, 0_u32..20);
+    let ejected = prop::bool::weighted(0.2);
     let rooms = prop_oneof![
         3 => Just(AdapterRoom::Unknown),
         1 => Just(AdapterRoom::Loaded),
         1 => Just(AdapterRoom::Free),
         2 => (0_u64..4).prop_map(|displaced_used| AdapterRoom::Full { displaced_used }),
     ];
-    let memory = (
-        prop::option::of(0_u32..3_000),
-        prop::option::of(prop::sample::select(vec![0_u32, 16, 64])),
-    );
-    let rest = (labels, roles, numbers, (rooms, memory));
-    (ages, loads, own, lora(), rare(), rare(), rest).prop_map(
-        |(age_ms, loads, own, lora, not_ready, ejected, rest)| {
-            let ((tier, range), role, (depth, last_cold_pick), (room, memory)) = rest;
-            let mut row = EndpointCase::new(0, "");
-            row.endpoint.age_ms = age_ms;
-            row.endpoint.readiness = if not_ready {
-                Readiness::NotReady
-            } else {
-                Readiness::Ready
-            };
-            (
-                row.metrics.queue_depth,
-                row.metrics.running_requests,
-                row.metrics.kv_cache_utilization,
-            ) = loads;
-            row.metrics.lora = lora;
-            (row.metrics.kv_blocks, row.metrics.kv_block_tokens) = memory;
-            (row.in_flight, row.prefill_tokens, row.matched_blocks) = own;
-            row.ejected = ejected;
-            row.last_cold_pick = last_cold_pick;
-            row.last_pick = last_cold_pick;
-            row.adapter_room = room;
-            let labels = [
-                ("llm-d.ai/context-length-range", range),
-                ("llm-d.ai/role", role.map(str::to_owned)),
-                ("tier", tier.map(str::to_owned)),
-            ];
-            row.endpoint.labels = labels
-                .into_iter()
-                .filter_map(|(key, value)| Some((key.into(), value?.into())))
-                .collect();
-            row.metrics.attributes = depth
-                .into_iter()
-                .map(|depth| ("depth".into(), f32::from(depth)))
-                .collect();
-            row
+    (endpoint(), metrics(), own, ejected, 0_u64..4, rooms).prop_map(
+        |(endpoint, metrics, own, ejected, last_cold_pick, adapter_room)| {
+            let (in_flight, prefill_tokens, matched_blocks) = own;
+            EndpointCase {
+                endpoint,
+                metrics,
+                in_flight,
+                prefill_tokens,
+                matched_blocks,
+                ejected,
+                last_cold_pick,
+                last_pick: last_cold_pick,
+                adapter_room,
+                // The second scheduler in `oracle.rs` knows neither failures nor latency.
+                failing: 0.0,
+                last_answer: 0,
+                predicted: None,
+                slo: Slo::default(),
+            }
         },
     )
 }
@@ -148,14 +153,9 @@ fn placed(at: usize, row: EndpointCase) -> EndpointCase {
 }
 
 fn plugin(at: usize, plugin_type: &str) -> PluginSpec {
-    let given = PARAMETERS
-        .iter()
-        .find(|(name, _)| *name == plugin_type)
-        .map_or("", |(_, given)| given);
-    let parameters = case::parameters(&given.split(' ').collect::<Vec<_>>());
     PluginSpec {
         name: format!("{plugin_type}-{at}"),
-        parameters,
+        parameters: case::parameters(&parameters::words(plugin_type)),
         ..PluginSpec::of_type(plugin_type)
     }
 }
@@ -262,23 +262,29 @@ pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Valu
                 metrics_stale,
                 seed,
             )| {
-                let model = model.to_owned();
+                // Every field is named here, so a new field does not compile until it has random
+                // values. The second scheduler in `oracle.rs` knows no latency.
                 let request = RequestCase {
-                    model,
+                    model: model.to_owned(),
                     headers,
+                    media_items: 0,
+                    priority: 0,
                     subset,
                     prompt_tokens,
                     blocks,
                     block_tokens,
-                    ..RequestCase::default()
+                    slo: Slo::default(),
+                    prediction_based: false,
                 };
                 DecisionCase {
+                    pipeline,
+                    pool,
                     request,
                     reuse_interval,
                     evicted_share,
                     metrics_stale,
                     seed,
-                    ..DecisionCase::new(pipeline, pool)
+                    expected: String::new(),
                 }
             },
         )

@@ -116,11 +116,11 @@ impl Simulation<'_> {
                         kv_cache_utilization: Some(engine.kv_utilization() as f32),
                         kv_blocks: u32::try_from(engine.spec().kv_blocks).ok(),
                         kv_block_tokens: u32::try_from(engine.spec().block_tokens).ok(),
-                        lora: None,
                         attributes: Box::new([(
                             SEQUENCES_MAX_ATTRIBUTE.into(),
                             engine.spec().sequences_max as f32,
                         )]),
+                        ..EndpointMetrics::default()
                     }
                 });
         let step = Arc::new(match self.policy {
