@@ -10,6 +10,7 @@ use std::sync::Arc;
 use discovery::file_watcher::FileWatcher;
 use scheduler::PipelineSpec;
 
+use crate::error::error_text;
 use crate::scrape::MetricsDiscovery;
 use crate::scrape::MetricsLocation;
 use crate::scrape::engine::EngineTable;
@@ -68,7 +69,7 @@ impl CompiledConfig {
     /// # Errors
     /// Fails only if the built-in table of engines is invalid.
     pub fn default_config(latency: &LatencyOptions) -> Result<Self, String> {
-        let engines = EngineTable::try_new(&[], "", "").map_err(|e| e.to_string())?;
+        let engines = EngineTable::try_new(&[], "", "").map_err(error_text)?;
         let scraping = MetricsDiscovery {
             engines: Arc::new(engines),
             location: MetricsLocation::default(),
@@ -103,7 +104,7 @@ impl ConfigFile {
     /// Waits for new content; the first call returns the current content. An error says why the
     /// content cannot be used. The call is cancel-safe.
     pub async fn changed(&mut self) -> Result<CompiledConfig, String> {
-        let text = self.follow.changed().await.map_err(|e| e.to_string())?;
+        let text = self.follow.changed().await.map_err(error_text)?;
         let (report, config) = read(&text);
         let file = self.follow.path().display().to_string();
         for item in report

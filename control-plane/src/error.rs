@@ -1,7 +1,13 @@
 //! Errors that end the daemon.
 
+use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
+
+/// Describes an error, for `map_err`.
+pub fn error_text(error: impl Display) -> String {
+    error.to_string()
+}
 
 /// The reason why the daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]

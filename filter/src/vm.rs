@@ -283,11 +283,6 @@ impl<H: Host> VmState<H> {
         &mut self.watched
     }
 
-    #[cfg(test)]
-    pub fn parked_count(&self) -> usize {
-        self.parked.len()
-    }
-
     /// Does the due work of a tick, and returns the parked requests to decide again.
     pub fn tick(&mut self, root: u32) -> Vec<Rc<dyn ParkedRequest>> {
         self.metrics.flush();
@@ -494,6 +489,12 @@ mod tests {
     use scheduler::latency::step::StepModel;
 
     const TERM: u64 = 40;
+
+    impl<H: Host> VmState<H> {
+        pub fn parked_count(&self) -> usize {
+            self.parked.len()
+        }
+    }
 
     fn config(json: &str) -> Rc<FilterConfig> {
         Rc::new(FilterConfig::parse(json.as_bytes()).unwrap())

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::cli::args::{CheckArgs, CheckTarget, OutputFormat};
 use crate::config::{self, ConfigReport, ItemStatus, ResolvedConfig, gateway};
+use crate::error::error_text;
 use crate::pool::objects;
 use crate::pool::sources;
 use crate::scrape::engine::{EngineSpec, EngineTable, MetricMeaning};
@@ -229,8 +230,8 @@ async fn check_endpoint(
     engine: Option<&str>,
     format: OutputFormat,
 ) -> Result<(String, CheckVerdict), String> {
-    let address = sources::resolve(given).await.map_err(|e| e.to_string())?;
-    let engines = EngineTable::try_new(&[], "", "").map_err(|e| e.to_string())?;
+    let address = sources::resolve(given).await.map_err(error_text)?;
+    let engines = EngineTable::try_new(&[], "", "").map_err(error_text)?;
     let known = || {
         engines
             .all()
@@ -254,7 +255,7 @@ async fn check_endpoint(
     for spec in candidates {
         let url = MetricsLocation::default()
             .url(address, spec)
-            .map_err(|e| e.to_string())?
+            .map_err(error_text)?
             .to_string();
         match fetch(&url).await {
             Ok(page) => {
@@ -294,7 +295,7 @@ fn found(report: &EndpointReport) -> usize {
 
 async fn fetch(url: &str) -> Result<Vec<u8>, String> {
     let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(FETCH_MAX))
-        .map_err(|e| e.to_string())?;
+        .map_err(error_text)?;
     let response = client.get(url).send().await.map_err(|e| cause(&e))?;
     if !response.status().is_success() {
         return Err(format!("answered {}", response.status()));

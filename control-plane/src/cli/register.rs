@@ -25,6 +25,7 @@ use futures::StreamExt;
 
 use crate::cli::etcd_access::EtcdAccess;
 use crate::cli::logging::LogArgs;
+use crate::error::error_text;
 use crate::scrape::http_client;
 
 /// The interval at which the health of the registered process is checked.
@@ -142,17 +143,17 @@ pub async fn instances(args: InstancesArgs, mut out: impl Write) -> Result<(), S
         component,
     } = args.component;
     let discovery = discovery_of(registry, access).await?;
-    let mut write = |text: String| writeln!(out, "{text}").map_err(|e| e.to_string());
+    let mut write = |text: String| writeln!(out, "{text}").map_err(error_text);
     if !args.watch {
         let all = discovery
             .list_instances(&namespace, &component)
             .await
-            .map_err(|e| e.to_string())?;
+            .map_err(error_text)?;
         return write(table(&all));
     }
     let mut events = discovery
         .watch(&namespace, &component)
-        .map_err(|e| e.to_string())?;
+        .map_err(error_text)?;
     while let Some(event) = events.next().await {
         write(match event {
             InstanceEvent::Added(instance) => format!(
@@ -240,7 +241,7 @@ pub async fn register(args: RegisterArgs) -> Result<(), String> {
     let handle = registry
         .register_instance(&namespace, &component)
         .await
-        .map_err(|e| e.to_string())?;
+        .map_err(error_text)?;
     tracing::info!(id = handle.instance_id(), "registered");
     let routes = async {
         match args.listen {
@@ -248,9 +249,7 @@ pub async fn register(args: RegisterArgs) -> Result<(), String> {
                 let listener = tokio::net::TcpListener::bind(address)
                     .await
                     .map_err(|e| format!("{address}: {e}"))?;
-                serve::serve(listener, &handle)
-                    .await
-                    .map_err(|e| e.to_string())
+                serve::serve(listener, &handle).await.map_err(error_text)
             }
             None => std::future::pending().await,
         }
@@ -308,7 +307,7 @@ fn probing_client() -> Result<reqwest::Client, String> {
             .redirect(reqwest::redirect::Policy::none())
             .timeout(PROBE_DEADLINE)
     };
-    http_client::build(described).map_err(|e| e.to_string())
+    http_client::build(described).map_err(error_text)
 }
 
 impl MetadataChoice {
@@ -316,9 +315,7 @@ impl MetadataChoice {
     /// function waits until the process answers.
     async fn first(&mut self, handle: &InstanceHandle) -> Result<(), String> {
         match self {
-            Self::File(file) => {
-                take_metadata(handle, &file.changed().await.map_err(|e| e.to_string())?)
-            }
+            Self::File(file) => take_metadata(handle, &file.changed().await.map_err(error_text)?),
             Self::Url(url, client) => {
                 while let Err(why) = ask(handle, url, client).await {
                     tracing::info!(why, "metadata is not available yet");
@@ -359,18 +356,18 @@ async fn ask(handle: &InstanceHandle, url: &str, client: &reqwest::Client) -> Re
         .send()
         .await
         .and_then(reqwest::Response::error_for_status)
-        .map_err(|e| e.to_string())?;
+        .map_err(error_text)?;
     let body = http_client::body(answer, METADATA_BYTES_MAX)
         .await
-        .map_err(|e| e.to_string())?
+        .map_err(error_text)?
         .ok_or_else(|| format!("metadata of more than {METADATA_BYTES_MAX} bytes"))?;
-    take_metadata(handle, &String::from_utf8(body).map_err(|e| e.to_string())?)
+    take_metadata(handle, &String::from_utf8(body).map_err(error_text)?)
 }
 
 fn take_metadata(handle: &InstanceHandle, text: &str) -> Result<(), String> {
     let map =
         serde_json::from_str(text).map_err(|e| format!("metadata is not a JSON object: {e}"))?;
-    handle.set_metadata(map).map_err(|e| e.to_string())
+    handle.set_metadata(map).map_err(error_text)
 }
 
 async fn registry_of(

@@ -29,6 +29,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use crate::cli::etcd_access::EtcdAccess;
+use crate::error::error_text;
 use crate::pool::objects::PoolName;
 
 /// The label that names the stages an endpoint serves, as in llm-d.
@@ -239,9 +240,7 @@ fn follow<B: Backend>(
     let mut parts = Vec::new();
     let mut followed = Vec::new();
     for ComponentRow { name, role } in components {
-        let changes = discovery
-            .changes(namespace, &name)
-            .map_err(|e| e.to_string())?;
+        let changes = discovery.changes(namespace, &name).map_err(error_text)?;
         parts.push(MergeSource {
             changes,
             labels: role
@@ -249,9 +248,7 @@ fn follow<B: Backend>(
                 .map(|role| (ROLE_LABEL.to_owned(), role))
                 .collect(),
         });
-        let follows = discovery
-            .follow(namespace, &name)
-            .map_err(|e| e.to_string())?;
+        let follows = discovery.follow(namespace, &name).map_err(error_text)?;
         let component = name.clone();
         tokio::spawn(each_change(
             follows.status(),

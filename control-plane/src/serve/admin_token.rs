@@ -11,6 +11,7 @@ use discovery::file_watcher::{self, FileWatcher};
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 
+use crate::error::error_text;
 use crate::serve::console;
 use crate::shutdown::Shutdown;
 
@@ -33,7 +34,7 @@ impl BearerToken {
     /// # Errors
     /// Fails if the file cannot be read, or has no valid token.
     pub async fn follow(file: PathBuf, mut shutdown: Shutdown) -> Result<Self, String> {
-        let first = token(&file_watcher::read(&file).await.map_err(|e| e.to_string())?)
+        let first = token(&file_watcher::read(&file).await.map_err(error_text)?)
             .map_err(|why| format!("{}: {why}", file.display()))?;
         let (sender, receiver) = watch::channel(first);
         let mut follow = FileWatcher::new(&file);
@@ -45,7 +46,7 @@ impl BearerToken {
                     () = shutdown.begun() => return,
                 };
                 match changed
-                    .map_err(|e| e.to_string())
+                    .map_err(error_text)
                     .and_then(|text| token(&text).map_err(str::to_owned))
                 {
                     Ok(token) => {

@@ -70,10 +70,9 @@ pub use verdicts::SentRequest;
 pub use witnesses::{RequestFailure, Witness};
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use cache::Cache;
-use endpoints::{Endpoints, LatencyModels};
+use endpoints::Endpoints;
 use ledger::Ledger;
 use proto::load_report::LoadReportHead;
 use proto::observation::EncodedObservation;
@@ -165,26 +164,13 @@ impl ManagedPool {
 
     /// Installs the latency models that the daemon learned. From now on requests are observed.
     pub fn install_models(&mut self, step: StepModel, latency: Option<LatencyModel>) {
-        self.endpoints.put_models(LatencyModels {
-            step: Arc::new(step),
-            latency: latency.map(Arc::new),
-            provisional: false,
-        });
+        self.endpoints.put_models(step, latency, false);
     }
 
     /// Like [`Self::install_models`], with the models of a message.
     pub fn install_learned(&mut self, learned: proto::LearnedModels) {
-        let proto::LearnedModels {
-            step,
-            latency,
-            provisional,
-            ..
-        } = learned;
-        self.endpoints.put_models(LatencyModels {
-            step: Arc::new(step),
-            latency: latency.map(Arc::new),
-            provisional,
-        });
+        self.endpoints
+            .put_models(learned.step, learned.latency, learned.provisional);
     }
 
     /// Whether the pool keeps its models, because `learned` lacks something that they have. A

@@ -55,50 +55,7 @@ const HISTOGRAMS_MAX: usize = 3 * MODEL_ROWS_MAX + BAND_ROWS_MAX + VMS_PER_REPOR
 /// [`MODEL_ROWS_MAX`].
 const COUNTS_MAX: usize = 4 * MODEL_ROWS_MAX;
 
-/// A type of message. The number of the type is its index in [`SHAPES`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WireMessage {
-    DaemonMessage,
-    Welcome,
-    PoolUpdate,
-    Endpoint,
-    ModelSet,
-    Label,
-    Pipeline,
-    Profile,
-    ProfilePlugin,
-    Plugin,
-    Parameter,
-    ParameterList,
-    ParameterMap,
-    Objects,
-    Objective,
-    Model,
-    Rewrite,
-    Target,
-    Metrics,
-    MetricColumn,
-    Attribute,
-    Lora,
-    PeerLoad,
-    LearnedModels,
-    Version,
-    ProxyMessage,
-    Hello,
-    Ack,
-    Report,
-    VmCounters,
-    BandCounters,
-    EndpointCounters,
-    ModelCounters,
-    Count,
-    Histogram,
-    LoadReport,
-    Observations,
-}
-
-use WireMessage as M;
-
+/// The number of [`WireMessage`]s.
 const TYPES: usize = 37;
 
 /// The limits of a message type: the fields that are counted, and how often the type may occur in a
@@ -162,122 +119,95 @@ pub trait LimitedMessage: prost::Message + Default {
 }
 
 impl LimitedMessage for state::DaemonMessage {
-    const TYPE: WireMessage = M::DaemonMessage;
+    const TYPE: WireMessage = WireMessage::DaemonMessage;
 }
 
 impl LimitedMessage for state::ProxyMessage {
-    const TYPE: WireMessage = M::ProxyMessage;
+    const TYPE: WireMessage = WireMessage::ProxyMessage;
 }
 
-const fn message(number: u64, of: WireMessage) -> WireField {
-    WireField {
-        number,
-        content: WireContent::Message(of),
-    }
+/// Defines [`WireMessage`] and [`SHAPES`] by one table. A row has the name of the type, the maximum
+/// number of its messages and of its values, and the fields that are counted.
+macro_rules! shapes {
+    ($(
+        $name:ident: $messages:expr, $values:expr,
+        [$($kind:ident($number:literal $(, $of:ident)?)),*];
+    )*) => {
+        /// A type of message. The number of the type is its index in [`SHAPES`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum WireMessage {
+            $($name,)*
+        }
+
+        static SHAPES: [WireShape; TYPES] = [$(WireShape {
+            of: WireMessage::$name,
+            name: stringify!($name),
+            messages_max: $messages,
+            values_max: $values,
+            fields: &[$(WireField {
+                number: $number,
+                content: WireContent::$kind$((WireMessage::$of))?,
+            }),*],
+        },)*];
+    };
 }
 
-const fn part(number: u64, of: WireMessage) -> WireField {
-    WireField {
-        number,
-        content: WireContent::Part(of),
-    }
+shapes! {
+    DaemonMessage: 1, 0, [
+        Message(1, Welcome), Message(2, PoolUpdate), Message(3, Metrics), Message(4, PeerLoad),
+        Message(40, LearnedModels)
+    ];
+    Welcome: 1, POOLS_ASKED_MAX, [Texts(3), Texts(4)];
+    PoolUpdate: 1, 0, [
+        Message(2, Version), Message(3, Endpoint), Message(7, Pipeline), Message(8, Objects),
+        Message(65, ModelSet)
+    ];
+    Endpoint: ENDPOINTS_DECODED_MAX, 0, [Message(6, Label)];
+    ModelSet: ENDPOINTS_MAX, NAMES_MAX, [Texts(1)];
+    Label: LABELS_PER_ENDPOINT_MAX * ENDPOINTS_MAX, 0, [];
+    Pipeline: 1, 0, [Message(1, Plugin), Message(2, Profile)];
+    Profile: PROFILES_MAX, 0, [Message(4, ProfilePlugin)];
+    ProfilePlugin: PROFILES_MAX * PLUGINS_MAX, 0, [];
+    Plugin: PLUGINS_MAX, 0, [Message(4, Parameter)];
+    Parameter: PARAMETERS_MAX, 0, [Message(5, ParameterList), Message(6, ParameterMap)];
+    ParameterList: PARAMETERS_MAX, 0, [Message(1, Parameter)];
+    ParameterMap: PARAMETERS_MAX, 0, [Message(1, Parameter)];
+    Objects: 1, 0, [Message(1, Objective), Message(2, Model), Message(3, Rewrite)];
+    Objective: OBJECTS_MAX, 0, [];
+    Model: OBJECTS_MAX, 0, [Message(3, Target)];
+    Rewrite: OBJECTS_MAX, OBJECTS_MAX * TARGETS_MAX, [Texts(1), Message(2, Target)];
+    Target: 2 * OBJECTS_MAX * TARGETS_MAX, 0, [];
+    Metrics: 1, 0, [
+        Message(2, Version), Message(9, Lora), Message(10, Attribute), Message(11, MetricColumn)
+    ];
+    MetricColumn: 256, 0, [];
+    Attribute: ATTRIBUTES_MAX, 0, [];
+    Lora: ENDPOINTS_MAX, NAMES_MAX, [Texts(2), Texts(3), Texts(5)];
+    PeerLoad: 1, 0, [];
+    LearnedModels: 1, 0, [Message(2, Version)];
+    Version: VMS_PER_REPORT_MAX, 0, [];
+    ProxyMessage: 1, 0, [
+        Message(1, Hello), Message(2, Ack), Message(3, Report), Message(4, LoadReport),
+        Message(40, Observations), Message(41, LearnedModels)
+    ];
+    Hello: 1, POOLS_ASKED_MAX, [Texts(4)];
+    Ack: 1, 0, [Message(2, Version), Message(4, Version)];
+    Report: 1, 0, [Part(1, VmCounters)];
+    VmCounters: VMS_PER_REPORT_MAX, 0, [
+        Message(3, EndpointCounters), Message(4, ModelCounters), Message(5, Count),
+        Message(6, Histogram), Message(9, Version), Message(15, BandCounters)
+    ];
+    BandCounters: BAND_ROWS_MAX, 16 * BAND_ROWS_MAX, [Varints(4), Message(5, Histogram)];
+    EndpointCounters: ENDPOINT_ROWS_MAX, 0, [];
+    ModelCounters: MODEL_ROWS_MAX, 16 * MODEL_ROWS_MAX, [
+        Message(4, Count), Message(5, Histogram), Message(6, Histogram), Message(7, Histogram),
+        Varints(15), Varints(16)
+    ];
+    Count: COUNTS_MAX, 0, [];
+    Histogram: HISTOGRAMS_MAX, (crate::HISTOGRAM_BOUNDS.len() + 1) * HISTOGRAMS_MAX, [Varints(1)];
+    LoadReport: 1, 0, [];
+    Observations: 1, 0, [];
 }
-
-const fn texts(number: u64) -> WireField {
-    WireField {
-        number,
-        content: WireContent::Texts,
-    }
-}
-
-const fn varints(number: u64) -> WireField {
-    WireField {
-        number,
-        content: WireContent::Varints,
-    }
-}
-
-/// Creates the shape of a type without repeated values.
-const fn shape(
-    of: WireMessage,
-    name: &'static str,
-    messages_max: usize,
-    fields: &'static [WireField],
-) -> WireShape {
-    WireShape {
-        of,
-        name,
-        messages_max,
-        values_max: 0,
-        fields,
-    }
-}
-
-const fn with_values(values_max: usize, shape: WireShape) -> WireShape {
-    WireShape {
-        values_max,
-        ..shape
-    }
-}
-
-/// All types, in the order of [`WireMessage`].
-#[rustfmt::skip]
-static SHAPES: [WireShape; TYPES] = [
-    shape(M::DaemonMessage, "DaemonMessage", 1, &[
-        message(1, M::Welcome), message(2, M::PoolUpdate), message(3, M::Metrics), message(4, M::PeerLoad),
-        message(40, M::LearnedModels),
-    ]),
-    with_values(POOLS_ASKED_MAX, shape(M::Welcome, "Welcome", 1, &[texts(3), texts(4)])),
-    shape(M::PoolUpdate, "PoolUpdate", 1, &[
-        message(2, M::Version), message(3, M::Endpoint), message(7, M::Pipeline), message(8, M::Objects),
-        message(65, M::ModelSet),
-    ]),
-    shape(M::Endpoint, "Endpoint", ENDPOINTS_DECODED_MAX, &[message(6, M::Label)]),
-    with_values(NAMES_MAX, shape(M::ModelSet, "ModelSet", ENDPOINTS_MAX, &[texts(1)])),
-    shape(M::Label, "Label", LABELS_PER_ENDPOINT_MAX * ENDPOINTS_MAX, &[]),
-    shape(M::Pipeline, "Pipeline", 1, &[message(1, M::Plugin), message(2, M::Profile)]),
-    shape(M::Profile, "Profile", PROFILES_MAX, &[message(4, M::ProfilePlugin)]),
-    shape(M::ProfilePlugin, "ProfilePlugin", PROFILES_MAX * PLUGINS_MAX, &[]),
-    shape(M::Plugin, "Plugin", PLUGINS_MAX, &[message(4, M::Parameter)]),
-    shape(M::Parameter, "Parameter", PARAMETERS_MAX, &[message(5, M::ParameterList), message(6, M::ParameterMap)]),
-    shape(M::ParameterList, "ParameterList", PARAMETERS_MAX, &[message(1, M::Parameter)]),
-    shape(M::ParameterMap, "ParameterMap", PARAMETERS_MAX, &[message(1, M::Parameter)]),
-    shape(M::Objects, "Objects", 1, &[message(1, M::Objective), message(2, M::Model), message(3, M::Rewrite)]),
-    shape(M::Objective, "Objective", OBJECTS_MAX, &[]),
-    shape(M::Model, "Model", OBJECTS_MAX, &[message(3, M::Target)]),
-    with_values(OBJECTS_MAX * TARGETS_MAX, shape(M::Rewrite, "Rewrite", OBJECTS_MAX, &[texts(1), message(2, M::Target)])),
-    shape(M::Target, "Target", 2 * OBJECTS_MAX * TARGETS_MAX, &[]),
-    shape(M::Metrics, "Metrics", 1, &[
-        message(2, M::Version), message(9, M::Lora), message(10, M::Attribute), message(11, M::MetricColumn),
-    ]),
-    shape(M::MetricColumn, "MetricColumn", 256, &[]),
-    shape(M::Attribute, "Attribute", ATTRIBUTES_MAX, &[]),
-    with_values(NAMES_MAX, shape(M::Lora, "Lora", ENDPOINTS_MAX, &[texts(2), texts(3), texts(5)])),
-    shape(M::PeerLoad, "PeerLoad", 1, &[]),
-    shape(M::LearnedModels, "LearnedModels", 1, &[message(2, M::Version)]),
-    shape(M::Version, "Version", VMS_PER_REPORT_MAX, &[]),
-    shape(M::ProxyMessage, "ProxyMessage", 1, &[
-        message(1, M::Hello), message(2, M::Ack), message(3, M::Report), message(4, M::LoadReport),
-        message(40, M::Observations), message(41, M::LearnedModels),
-    ]),
-    with_values(POOLS_ASKED_MAX, shape(M::Hello, "Hello", 1, &[texts(4)])),
-    shape(M::Ack, "Ack", 1, &[message(2, M::Version), message(4, M::Version)]),
-    shape(M::Report, "Report", 1, &[part(1, M::VmCounters)]),
-    shape(M::VmCounters, "VmCounters", VMS_PER_REPORT_MAX, &[
-        message(3, M::EndpointCounters), message(4, M::ModelCounters), message(5, M::Count), message(6, M::Histogram),
-        message(9, M::Version), message(15, M::BandCounters),
-    ]),
-    with_values(16 * BAND_ROWS_MAX, shape(M::BandCounters, "BandCounters", BAND_ROWS_MAX, &[varints(4), message(5, M::Histogram)])),
-    shape(M::EndpointCounters, "EndpointCounters", ENDPOINT_ROWS_MAX, &[]),
-    with_values(16 * MODEL_ROWS_MAX, shape(M::ModelCounters, "ModelCounters", MODEL_ROWS_MAX, &[
-        message(4, M::Count), message(5, M::Histogram), message(6, M::Histogram), message(7, M::Histogram),
-        varints(15), varints(16),
-    ])),
-    shape(M::Count, "Count", COUNTS_MAX, &[]),
-    with_values((crate::HISTOGRAM_BOUNDS.len() + 1) * HISTOGRAMS_MAX, shape(M::Histogram, "Histogram", HISTOGRAMS_MAX, &[varints(1)])),
-    shape(M::LoadReport, "LoadReport", 1, &[]),
-    shape(M::Observations, "Observations", 1, &[]),
-];
 
 /// Counts the entries of a message of type `of`. Accepts bytes that are not a message only if
 /// decoding them fails too.
@@ -399,6 +329,7 @@ mod tests {
     use prost::Message;
     use protox::prost_reflect::{DescriptorPool, FieldDescriptor, Kind};
 
+    use super::WireMessage as M;
     use super::*;
 
     #[test]

@@ -96,32 +96,36 @@ impl Endpoint {
     }
 }
 
-#[cfg(test)]
-impl Endpoint {
-    /// Returns a ready endpoint of the first generation, for tests.
-    pub(crate) fn ready(slot: u16, labels: &[(&str, &str)]) -> Self {
-        Self {
-            id: EndpointRef {
-                slot: Slot(slot),
-                generation: Generation(1),
-            },
-            name: format!("pod-{slot}").into(),
-            address: format!("10.0.0.{}:8000", slot + 1).into(),
-            readiness: Readiness::Ready,
-            labels: labels
-                .iter()
-                .map(|(key, value)| ((*key).into(), (*value).into()))
-                .collect(),
-            models: std::sync::Arc::default(),
-            age_ms: 0,
-        }
-    }
-}
-
 /// Whether an endpoint with this value of [`ROLE_LABEL`] answers requests. An endpoint answers
 /// requests unless the value names only earlier stages. `None` stands for an endpoint without the
 /// label.
 #[must_use]
 pub fn decodes(role: Option<&str>) -> bool {
     !matches!(role, Some("prefill" | "encode" | "encode-prefill"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Endpoint {
+        /// Returns a ready endpoint of the first generation, for tests.
+        pub(crate) fn ready(slot: u16, labels: &[(&str, &str)]) -> Self {
+            Self {
+                id: EndpointRef {
+                    slot: Slot(slot),
+                    generation: Generation(1),
+                },
+                name: format!("pod-{slot}").into(),
+                address: format!("10.0.0.{}:8000", slot + 1).into(),
+                readiness: Readiness::Ready,
+                labels: labels
+                    .iter()
+                    .map(|(key, value)| ((*key).into(), (*value).into()))
+                    .collect(),
+                models: std::sync::Arc::default(),
+                age_ms: 0,
+            }
+        }
+    }
 }

@@ -87,23 +87,6 @@ impl VmTable {
         let _ = self.place(row);
     }
 
-    /// Puts a VM into a slot of the shared table. Replaces a VM that is already in the slot.
-    #[cfg(test)]
-    pub fn vm_slot(host: &crate::fake::FakeHost, slot: u16, row: VmEntry) {
-        let (mut vm_table, _) = Self::load(host).unwrap();
-        vm_table.rows.resize(
-            vm_table.rows.len().max(usize::from(slot) + 1),
-            VmEntry::default(),
-        );
-        vm_table.rows[usize::from(slot)] = row;
-        host.share(
-            KEY,
-            &VmEntry::write_table(&vm_table.rows),
-            WriteCondition::Any,
-        )
-        .unwrap();
-    }
-
     /// Writes `row` in place of its VM's previous row. A new VM gets a free slot or, if no slot is
     /// free, a row without a slot. Returns the slot, if the VM has a slot.
     fn place(&mut self, row: VmEntry) -> Option<u16> {
@@ -153,6 +136,24 @@ fn is_alive(row: &VmEntry, now: Timestamp) -> bool {
 mod tests {
     use super::*;
     use crate::fake::FakeHost;
+
+    impl VmTable {
+        /// Puts a VM into a slot of the shared table. Replaces a VM that is already in the slot.
+        pub fn vm_slot(host: &FakeHost, slot: u16, row: VmEntry) {
+            let (mut vm_table, _) = Self::load(host).unwrap();
+            vm_table.rows.resize(
+                vm_table.rows.len().max(usize::from(slot) + 1),
+                VmEntry::default(),
+            );
+            vm_table.rows[usize::from(slot)] = row;
+            host.share(
+                KEY,
+                &VmEntry::write_table(&vm_table.rows),
+                WriteCondition::Any,
+            )
+            .unwrap();
+        }
+    }
 
     fn at(ms: u64) -> Timestamp {
         Timestamp(0).plus_ms(1_000_000 + ms)

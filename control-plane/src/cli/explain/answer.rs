@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::{ExplainRequest, WaitingCaller, check_answer};
 use crate::config;
+use crate::error::error_text;
 use crate::pool::writer::PoolView;
 use crate::state::counters::CounterTotals;
 use crate::state::shared::DaemonState;
@@ -98,7 +99,7 @@ fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<
     let mut spec = other.unwrap_or_else(|| (*view.pipeline).clone());
     spec.plugins
         .retain(|plugin| has_queues || plugin.plugin_type != FLOW_CONTROL);
-    let pipeline = Pipeline::build(&spec).map_err(|e| e.to_string())?;
+    let pipeline = Pipeline::build(&spec).map_err(error_text)?;
     let now = Instant::now();
     let present = view.members.iter().zip(view.metrics.iter());
     let kept = present.filter(|(member, _)| {
@@ -109,14 +110,14 @@ fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<
     let (endpoints, metrics) = kept
         .map(|(member, metrics)| (member.endpoint(now), metrics.clone()))
         .unzip();
-    let objects = Objects::build(&view.objects).map_err(|e| e.to_string())?;
+    let objects = Objects::build(&view.objects).map_err(error_text)?;
     let version = Version {
         term: 0,
         sequence: view.revision,
     };
     Snapshot::try_new(version, endpoints, metrics, pipeline)
         .map(|s| s.with_objects(objects))
-        .map_err(|e| e.to_string())
+        .map_err(error_text)
 }
 
 /// Replaces the pool's models by the models that proxies use now.
@@ -158,9 +159,7 @@ fn replay(
     live: &Snapshot,
     question: &ExplainRequest,
 ) -> Result<Map<String, Value>, String> {
-    let replay = record
-        .replay(live, &question.without)
-        .map_err(|e| e.to_string())?;
+    let replay = record.replay(live, &question.without).map_err(error_text)?;
     let mut answer = members(&exchange::explain::reasons(
         &replay.snapshot,
         &replay.decision,
@@ -212,7 +211,7 @@ impl FreshRequest {
         let metrics = live.metrics().to_vec();
         let refreshed = live
             .with_metrics(live.version(), metrics)
-            .map_err(|e| e.to_string())?;
+            .map_err(error_text)?;
         pool.install(live, 0, u32::MAX);
         pool.refresh(refreshed, now);
         if let Some(learned) = learned {

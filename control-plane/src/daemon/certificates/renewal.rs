@@ -13,6 +13,8 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::time::ASN1Time;
 
+use crate::error::error_text;
+
 const DAY: u64 = 86_400;
 
 /// The minimum age of a CA before it signs, in seconds. A pod may not trust a younger CA yet,
@@ -59,7 +61,7 @@ pub fn renew(
     let (_, until) = validity(&first(present)?)?;
     let authority = first(&ca.cert)?;
     let signer = AuthorityKey::read(&ca.key)?;
-    let issuer = Issuer::from_ca_cert_der(&authority, signer).map_err(|e| e.to_string())?;
+    let issuer = Issuer::from_ca_cert_der(&authority, signer).map_err(error_text)?;
     let (ca_from, ca_until) = validity(&authority)?;
     if ca_until <= now {
         return Err("the CA has expired: raise tls.caGeneration".to_owned());
@@ -73,9 +75,9 @@ pub fn renew(
     }
     let from = now - SKEW;
     let until = (from.saturating_add(lifetime)).min(ca_until);
-    let key = KeyPair::generate().map_err(|e| e.to_string())?;
-    let params = params(wanted.names, from, until).map_err(|e| e.to_string())?;
-    let made = params.signed_by(&key, &issuer).map_err(|e| e.to_string())?;
+    let key = KeyPair::generate().map_err(error_text)?;
+    let params = params(wanted.names, from, until).map_err(error_text)?;
+    let made = params.signed_by(&key, &issuer).map_err(error_text)?;
     Ok(Some(TlsPair {
         cert: made.pem(),
         key: key.serialize_pem(),
@@ -105,7 +107,7 @@ fn params(names: &[String], from: u64, until: u64) -> Result<CertificateParams, 
 
 /// Returns the start and the end of a certificate's validity, in seconds since 1970.
 fn validity(der: &CertificateDer<'_>) -> Result<(u64, u64), String> {
-    let (_, read) = x509_parser::parse_x509_certificate(der).map_err(|e| e.to_string())?;
+    let (_, read) = x509_parser::parse_x509_certificate(der).map_err(error_text)?;
     let validity = read.validity();
     let seconds = |at: ASN1Time| {
         u64::try_from(at.timestamp()).map_err(|_| "it is from before 1970".to_owned())
@@ -116,7 +118,7 @@ fn validity(der: &CertificateDer<'_>) -> Result<(u64, u64), String> {
 fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     CertificateDer::pem_slice_iter(pem.as_bytes())
         .collect::<Result<_, _>>()
-        .map_err(|e| e.to_string())
+        .map_err(error_text)
 }
 
 fn first(pem: &str) -> Result<CertificateDer<'static>, String> {
@@ -130,7 +132,7 @@ fn first(pem: &str) -> Result<CertificateDer<'static>, String> {
 
 impl AuthorityKey {
     fn read(pem: &str) -> Result<Self, String> {
-        let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|e| e.to_string())?;
+        let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(error_text)?;
         let PrivateKeyDer::Pkcs1(key) = key else {
             return Err("the key of the CA is not one that Helm made".to_owned());
         };

@@ -15,6 +15,8 @@ use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use serde::{Deserialize, Serialize};
 
+use crate::error::error_text;
+
 /// The version of the format.
 const SCHEMA: u32 = 1;
 
@@ -61,13 +63,13 @@ struct ModelWords {
 
 impl SavedModel {
     fn read(words: &ModelWords) -> Result<Self, String> {
-        let step = StepModel::from_words(&words.step).map_err(|e| e.to_string())?;
+        let step = StepModel::from_words(&words.step).map_err(error_text)?;
         let latency = (!words.latency.is_empty())
             .then(|| LatencyModel::from_words(&words.latency))
             .transpose();
         Ok(Self {
             step,
-            latency: latency.map_err(|e| e.to_string())?,
+            latency: latency.map_err(error_text)?,
         })
     }
 
@@ -147,7 +149,7 @@ fn read(path: &Path) -> Result<Option<String>, String> {
 }
 
 fn parse(text: &str) -> Result<BTreeMap<String, SavedModel>, String> {
-    let content: ModelFileContent = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    let content: ModelFileContent = serde_json::from_str(text).map_err(error_text)?;
     if content.schema != SCHEMA {
         return Err(format!(
             "schema {}, this daemon reads {SCHEMA}",

@@ -13,6 +13,8 @@ use rustls::{
 };
 use webpki::EndEntityCert;
 
+use crate::error::error_text;
+
 /// Accepts the certificates that [`WebPkiClientVerifier`] accepts, unless the key is the server's
 /// own, because a daemon is not a proxy.
 #[derive(Debug)]
@@ -34,8 +36,8 @@ impl ClientVerifier {
     ) -> Result<Arc<Self>, String> {
         let authority = WebPkiClientVerifier::builder(Arc::new(roots))
             .build()
-            .map_err(|error| error.to_string())?;
-        let own_key = public_key(own).map_err(|error| error.to_string())?;
+            .map_err(error_text)?;
+        let own_key = public_key(own).map_err(error_text)?;
         Ok(Arc::new(Self { authority, own_key }))
     }
 }

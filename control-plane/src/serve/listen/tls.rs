@@ -13,6 +13,7 @@ use rustls::{RootCertStore, ServerConfig};
 use tokio::sync::watch;
 
 use super::client_verifier::ClientVerifier;
+use crate::error::error_text;
 use crate::shutdown::Shutdown;
 
 /// The certificate files of one listener.
@@ -104,7 +105,7 @@ async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
         client_ca,
     } = files;
     let chain = certificates(cert).await?;
-    let key_pem = file_watcher::read(key).await.map_err(|e| e.to_string())?;
+    let key_pem = file_watcher::read(key).await.map_err(error_text)?;
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())
         .map_err(|e| format!("{}: {e}", key.display()))?;
     // The result is ignored, because an error only means that a provider is already installed. All
@@ -135,12 +136,12 @@ fn self_signed() -> Result<ServerConfig, String> {
     let _ = rustls::crypto::ring::default_provider().install_default(); // as above
     let made =
         rcgen::generate_simple_self_signed(["switchpointd".to_owned(), "localhost".to_owned()])
-            .map_err(|e| e.to_string())?;
+            .map_err(error_text)?;
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der())?;
     let config = ServerConfig::builder()
         .with_no_client_auth()
         .with_single_cert(vec![made.cert.der().clone()], key);
-    config.map(with_protocols).map_err(|e| e.to_string())
+    config.map(with_protocols).map_err(error_text)
 }
 
 fn with_protocols(mut config: ServerConfig) -> ServerConfig {
@@ -149,7 +150,7 @@ fn with_protocols(mut config: ServerConfig) -> ServerConfig {
 }
 
 async fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let pem = file_watcher::read(path).await.map_err(|e| e.to_string())?;
+    let pem = file_watcher::read(path).await.map_err(error_text)?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let chain = chain.map_err(|e| format!("{}: {e}", path.display()))?;
     if chain.is_empty() {

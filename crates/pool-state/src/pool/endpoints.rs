@@ -145,7 +145,17 @@ impl Endpoints {
         true
     }
 
-    pub(super) fn put_models(&mut self, models: LatencyModels) {
+    pub(super) fn put_models(
+        &mut self,
+        step: StepModel,
+        latency: Option<LatencyModel>,
+        provisional: bool,
+    ) {
+        let models = LatencyModels {
+            step: Arc::new(step),
+            latency: latency.map(Arc::new),
+            provisional,
+        };
         self.state = self.state.take().map(|state| PublishedState {
             snapshot: models.applied_to(state.snapshot),
             ..state
