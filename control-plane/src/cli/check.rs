@@ -141,7 +141,7 @@ pub async fn check(args: CheckArgs) -> (String, CheckVerdict) {
         (Some(path), _) => check_file(&path, format).await,
         (None, Some(endpoint)) => check_endpoint(&endpoint, engine.as_deref(), format)
             .await
-            .unwrap_or_else(|why| (error_text(&endpoint, &why, format), CheckVerdict::Invalid)),
+            .unwrap_or_else(|why| (failure_text(&endpoint, &why, format), CheckVerdict::Invalid)),
         (None, None) => (
             "give a FILE or --endpoint\n".to_owned(),
             CheckVerdict::Invalid,
@@ -149,7 +149,7 @@ pub async fn check(args: CheckArgs) -> (String, CheckVerdict) {
     }
 }
 
-fn error_text(what: &str, why: &str, format: OutputFormat) -> String {
+fn failure_text(what: &str, why: &str, format: OutputFormat) -> String {
     match format {
         OutputFormat::Text => format!("{what}: {why}\n"),
         OutputFormat::Json => format!("{}\n", serde_json::json!({ "error": why })),
@@ -160,7 +160,7 @@ async fn check_file(path: &Path, format: OutputFormat) -> (String, CheckVerdict)
     let file = path.display().to_string();
     let text = match discovery::file_watcher::read(path).await {
         Ok(text) => text,
-        Err(error) => return (error_text(&file, &error.why, format), CheckVerdict::Invalid),
+        Err(error) => return (failure_text(&file, &error.why, format), CheckVerdict::Invalid),
     };
     let (report, config) = if gateway::is_gateway_file(&text) {
         (gateway::report(&text), None)
