@@ -160,7 +160,12 @@ async fn check_file(path: &Path, format: OutputFormat) -> (String, CheckVerdict)
     let file = path.display().to_string();
     let text = match discovery::file_watcher::read(path).await {
         Ok(text) => text,
-        Err(error) => return (failure_text(&file, &error.why, format), CheckVerdict::Invalid),
+        Err(error) => {
+            return (
+                failure_text(&file, &error.why, format),
+                CheckVerdict::Invalid,
+            );
+        }
     };
     let (report, config) = if gateway::is_gateway_file(&text) {
         (gateway::report(&text), None)

@@ -151,7 +151,7 @@ impl<H: RequestHost> RequestDriver<H> {
         pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
         end_of_stream: bool,
     ) -> FilterStatus {
-        self.finish(host); // if a proxy begins twice, the load of the first pick must not stay
+        self.end(host); // if a proxy begins twice, the load of the first pick must not stay
         *self = Self {
             exchange: Exchange::new(host.now()),
             is_whole: end_of_stream,
@@ -285,14 +285,12 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Handles the end of the reply or of the stream, whichever comes first. Releases the resources
     /// of the pick, once.
     #[inline(never)] // several callers, and the wasm module should be small
-    fn finish(&mut self, host: &mut H) {
+    pub fn end(&mut self, host: &mut H) {
         self.pieces = BodyDelivery::None;
         self.reading = BodyReading::default();
         let Some(pool) = self.pool.take() else { return };
         let now = host.now();
-        if self.exchange.is_open() && host.endpoint_broke_off() {
-            self.exchange.record_cut_off();
-        }
+        self.settle_delay(host, now);
         let exchange = &mut self.exchange;
         let (outcome, due) = host.with_pool(&pool, PoolUse::Release, now, |pool| {
             (exchange.end(pool, now), pool.has_due())
@@ -307,7 +305,7 @@ impl<H: RequestHost> RequestDriver<H> {
 
     /// Ends the request with the host's own reply.
     pub fn answer(&mut self, host: &mut H, reply: LocalReply) -> FilterStatus {
-        self.finish(host);
+        self.end(host);
         self.exchange.phase = ExchangePhase::Answered { uncounted: None };
         host.reply(reply);
         FilterStatus::Hold

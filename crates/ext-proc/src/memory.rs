@@ -32,9 +32,10 @@ pub const HELD_BYTES_MAX: usize = 384 << 20;
 /// of the longest kind. The other half of the memory is for complete bodies and for answers.
 pub(super) const INCOMPLETE_BYTES_MAX: usize = HELD_BYTES_MAX / 2;
 
-/// The maximum cost of the incomplete bodies that the gateway at one address holds, in bytes. For a
-/// moment the gateway holds twice as much, because refused bodies go later. This is less than 80 %
-/// of the heap limit of the shipped Envoy files (2 GiB), from which on Envoy resets streams.
+/// The maximum cost of the incomplete bodies that the gateways at one address hold for this daemon,
+/// in bytes. For a moment a gateway holds twice as much, because refused bodies go later. This is
+/// less than 80 % of the heap limit of the shipped Envoy files (2 GiB), from which on Envoy resets
+/// streams.
 pub(super) const HIDDEN_BYTES_MAX: usize = 768 << 20;
 
 /// The maximum number of streams of all connections: one for each exchange of all gateways. Each

@@ -323,7 +323,14 @@ impl OriginVotes {
                 }
             }
             1 if !has_vote => OriginTrust::Unjudged,
-            1 if time.is_of_request() => Self::share(votes, own).max(OriginTrust::Unjudged),
+            1 if time.is_of_request() => {
+                let trust = Self::share(votes, own);
+                if trust != OriginTrust::Confirmed {
+                    // Beyond its share, no origin widens what both agree on.
+                    distance_max = DISPUTED_MAX;
+                }
+                trust.max(OriginTrust::Unjudged)
+            }
             _ if is_apart(1.0, middle) && has_vote => OriginTrust::Outvoted,
             _ if is_apart(1.0, middle) => OriginTrust::Contradicted,
             _ if has_vote => Self::share(votes, own),
@@ -371,9 +378,9 @@ impl OriginVotes {
                 .unwrap_or(is_little)
     }
 
-    /// Returns whether the medians of the votes that `which` selects, over all endpoints, fit the
-    /// learned models. Each time has a median of its own. Prompts that waited are ignored. Returns
-    /// `None` without votes.
+    /// Returns whether the votes that `which` selects fit the learned models: for each
+    /// [`VotedTime`], their median over all endpoints must be near the expected time. Ignores
+    /// prompts that waited. Returns `None` without votes.
     fn fits(&self, which: impl Fn(&Vote) -> bool, now_ms: u64) -> Option<bool> {
         let is_recent = |vote: &&Vote| {
             vote.samples >= VOTE_FROM && now_ms.saturating_sub(vote.at_ms) < SILENT_MS

@@ -412,8 +412,8 @@ const PREDICTED_TRAFFIC_PAUSE: Duration = Duration::from_millis(100);
 
 /// The maximum time from the moment when a restarted daemon leads until it predicts from the models
 /// of a proxy. The proxy connects again after at most 0.8 s, and the daemon publishes models once a
-/// second. The rest is for a busy machine of two cores, on which the proxy tries to connect more
-/// often, and so pauses for up to 2 s.
+/// second. The rest is for a busy machine of two cores, on which the proxy needs more attempts to
+/// connect, with pauses of up to 2 s between attempts.
 const PREDICTS_AGAIN_MAX: Duration = Duration::from_secs(5);
 
 /// The same for a standby that has replaced a killed leader. After an outage as long as a lease,

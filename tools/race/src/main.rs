@@ -54,7 +54,7 @@ enum RaceCommand {
     /// Run the cells that are not in the folder yet; you may stop the race at any time and start it
     /// again
     Run(RunArgs),
-    /// Judge the runs: docs/data/race.json, docs/reference/race.md
+    /// Judge the runs -> docs/data/race.json, docs/reference/race.md
     Page(FolderArgs),
     /// Print the cells and the routers
     List,

@@ -99,7 +99,8 @@ fn versions(results: &RaceResults) -> String {
     if versions.is_empty() {
         String::new()
     } else {
-        format!("Versions: {}.\n\n", versions.join(",\n"))
+        let meaning = "hexadecimal: commits of this repository; ours: Switchpoint";
+        format!("Versions ({meaning}): {}.\n\n", versions.join(",\n"))
     }
 }
 

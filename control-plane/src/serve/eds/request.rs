@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    /// Decodes a message as `R`, and checks that `R` keeps nothing of the extensions.
+    /// Decodes a message as `R`, and checks that `R` drops the extensions of the node.
     fn decoded<R: XdsRequest>(message: &impl Message) -> EdsRequest {
         let bytes = message.encode_to_vec();
         let request = R::decode(bytes.as_slice()).unwrap();

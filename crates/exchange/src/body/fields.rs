@@ -171,8 +171,8 @@ impl<P: PromptSink> BodyFields<P> {
         field
     }
 
-    /// Forgets the earlier value of a field, as engines do. Ids are kept, because several fields
-    /// may name one.
+    /// Forgets the earlier value of a field that the body repeats, as engines do. The fact that the
+    /// body names an id stays, because several fields may name an id.
     fn reset(&mut self, field: Field, kind: JsonKind) {
         match field {
             Field::Body => self.is_object = kind == JsonKind::Object,

@@ -34,7 +34,7 @@ impl<H: RequestHost> RequestDriver<H> {
         self.response = step.body;
         host.send_response_headers(step);
         if head.end_of_stream {
-            self.finish(host);
+            self.end(host);
         } else if self.response == ResponseBody::Hold {
             return FilterStatus::Hold;
         }
@@ -56,7 +56,7 @@ impl<H: RequestHost> RequestDriver<H> {
             }
         }
         if last {
-            self.reply_ends(host); // the client may read much later
+            self.end(host); // the client may read much later
         } else {
             self.piece_passes(size);
         }
@@ -91,7 +91,7 @@ impl<H: RequestHost> RequestDriver<H> {
                 self.trace_outcome(host, now);
             }
         }
-        self.reply_ends(host);
+        self.end(host);
     }
 
     fn read_response(&mut self, host: &mut H, size: usize, last: bool) {

@@ -87,26 +87,21 @@ impl<H: RequestHost> RequestDriver<H> {
         now.ms_since(self.reply_flow.late_since)
     }
 
-    /// Handles the end of the stream. Releases the resources of the pick, unless the end of the
-    /// reply has done that. If the client broke the request off, its flow pays for the delay.
-    pub fn end(&mut self, host: &mut H) {
-        if self.is_routed() && !host.endpoint_broke_off() {
-            self.charge_delay(host.now());
-        }
-        self.finish(host);
-    }
-
-    /// Handles the last byte of the reply. The flow pays for the delay since the headers, whether
-    /// the reply waited for its client or for its engine: nothing tells which, and the place was
-    /// kept from others. If an engine pauses for all flows alike, their order stays.
-    pub(super) fn reply_ends(&mut self, host: &mut H) {
-        self.charge_delay(host.now());
-        self.finish(host);
-    }
-
-    fn charge_delay(&mut self, now: Timestamp) {
+    /// Charges the flow for the delay of a request that ends, unless the endpoint broke it off. The
+    /// flow pays whether the request waited for its client or for its engine: nothing tells which,
+    /// and the place was kept from others. If an engine pauses for all flows alike, their order
+    /// stays.
+    pub(super) fn settle_delay(&mut self, host: &mut H, now: Timestamp) {
         let late_ms = self.late_ms(now);
-        self.exchange.charge_delay(late_ms);
+        let is_open = self.exchange.is_open();
+        // This is a host call, so whole replies without delay make none.
+        if (is_open || late_ms >= CHECK_MS) && host.endpoint_broke_off() {
+            if is_open {
+                self.exchange.record_cut_off();
+            }
+        } else {
+            self.exchange.charge_delay(late_ms);
+        }
     }
 
     /// Checks a request or a reply with too little progress. If its client does not read, stops

@@ -383,13 +383,13 @@ fn samples_that_are_too_long_and_too_short_in_turn_teach_little() {
     for _ in 0..40 {
         drill.run(1, &[honest]);
         for _ in 0..20 {
-            for (slot, factor) in (0..4).flat_map(|slot| [(slot, 1_000.0), (slot, 0.1)]) {
+            for (slot, factor) in (0..4).flat_map(|slot| [(slot, 0.01), (slot, 1_000.0)]) {
                 let row = drill.row(slot, factor);
                 let _ = drill.learner.observe_of(LIAR, &row, None);
             }
         }
     }
-    assert!(drill.off() < 8.0, "off by {}", drill.off());
+    assert!(drill.off() < 3.0, "off by {}", drill.off());
 }
 
 #[test]

@@ -404,7 +404,8 @@ fn a_small_kv_cache_makes_tokens_expensive() {
     );
 }
 
-/// If flow control limits the requests that share an engine, tokens do not become cheaper.
+/// Large batches make tokens cheaper. If flow control limits the requests in an engine, batches
+/// stay small, so more replicas are desired.
 #[test]
 fn a_limit_of_requests_needs_more_replicas() {
     let seats = EngineSeats {

@@ -79,7 +79,7 @@ pub(super) struct QueuedEntry {
     pub(super) nowhere: bool,
     /// The time when it last requested that a running request be given up.
     pub(super) asked: Option<Timestamp>,
-    /// Whether the pool has changed since the last check that an endpoint may serve it.
+    /// Whether the pool has changed since the last check that an endpoint may serve the request.
     pub(super) to_check: bool,
     pub(super) request_id: Box<str>,
 }
