@@ -677,7 +677,7 @@ mod tests {
             (
                 "prefix-cache-scorer",
                 "mode: cache_tracking",
-                "KV events are not read in this version; instead",
+                "KV events do not correct the prefix index yet; instead",
             ),
             (
                 "predicted-latency-producer",

@@ -18,6 +18,7 @@ pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod error;
+pub mod kv_events;
 pub mod learn;
 pub mod network;
 pub mod pool;

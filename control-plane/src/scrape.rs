@@ -92,6 +92,8 @@ pub enum ScrapeEvent {
     /// Another process answers at the address. The scraper drops the first page of the new process,
     /// because that page belongs to the next generation.
     Restarted(EndpointRef),
+    /// KV events show that the same process cleared its cache.
+    Cleared(EndpointRef),
 }
 
 /// Reports picks to a scraper, so that the scraper scrapes the picked endpoint more often. A hint

@@ -56,7 +56,7 @@ const EVICTION: &str =
     "enableEviction has this rule: negative priorities only, the lowest first, then the newest";
 /// The reason why plugin types that existed only in older versions of llm-d-router are refused.
 const RENAMED: &str = "a type of older versions of llm-d or the Inference Extension";
-const NO_EVENTS: &str = "engines' KV events are not read in this version";
+const NO_EVENTS: &str = "engines' KV events do not correct the prefix index yet";
 
 const SCORER: PluginRole = PluginRole::Scheduling(PluginKind::Scorer);
 const DETECTOR: PluginRole = PluginRole::Scheduling(PluginKind::Detector);

@@ -20,6 +20,7 @@ use crate::cli::args::{
 };
 use crate::config::LatencyOptions;
 use crate::error::FatalError;
+use crate::kv_events::KvEventPorts;
 use crate::learn::latency::{self, LearningTables, ModelFile};
 use crate::pool::discovery_source::{self, DiscoverySetup, FollowedEndpoints};
 use crate::pool::event_loop::AdoptionSender;
@@ -358,6 +359,8 @@ fn scraping(args: ScrapeArgs) -> ScrapeSettings {
         scrape_interval,
         scrape_interval_busy,
         staleness_max,
+        kv_events_port,
+        kv_events_replay_port,
         endpoint_tls,
     } = args;
     let EndpointTlsArgs {
@@ -381,5 +384,9 @@ fn scraping(args: ScrapeArgs) -> ScrapeSettings {
             ..ScrapeConfig::default()
         },
         staleness_max,
+        kv_events: KvEventPorts {
+            events: kv_events_port,
+            replay: kv_events_replay_port,
+        },
     }
 }

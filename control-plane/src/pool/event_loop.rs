@@ -1,5 +1,5 @@
-//! The event loop of one pool. The loop turns events of discovery, the scraper, the configuration
-//! file and the proxies into calls of [`Pool`], and publishes the result.
+//! The event loop of one pool. The loop turns events of discovery, the scraper, KV events, the
+//! configuration file and the proxies into calls of [`Pool`], and publishes the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::{CompiledConfig, ConfigFile};
+use crate::kv_events::EMPTIED_MAX;
 use crate::pool::objects::{ObjectsFile, PoolObjects};
 use crate::pool::writer::{Pool, PoolMember, PoolView, UNCONFIRMED_MAX, WallAndMonotonic};
 use crate::scrape::{MetricsDiscovery, MetricsLocation, ScrapeEvent, ScrapeTarget};
@@ -61,6 +62,8 @@ pub struct PoolFeed {
     pub objects: Option<ObjectsFile>,
     /// Slots and generations that another leader assigned.
     pub adoptions: mpsc::Receiver<Adoption>,
+    /// Restarts and cleared caches that KV events show.
+    pub emptied: mpsc::Receiver<ScrapeEvent>,
 }
 
 // === impl AdoptionSender ===
@@ -123,6 +126,7 @@ impl PoolFeed {
                     self.publish(&mut published);
                     let _ = done.send(()); // no receiver waits if the daemon stops meanwhile
                 }
+                Some(event) = self.emptied.recv() => self.apply_emptied(event),
                 Ok(()) = proxies.changed(), if !self.pool.is_settled() => self.settle(),
                 _ = ageing.tick() => {
                     self.settle();
@@ -185,6 +189,18 @@ impl PoolFeed {
                 );
                 self.pool.configure(Err(why), WallAndMonotonic::read());
             }
+        }
+    }
+
+    /// Applies this event and all that wait, so that a pool whose engines are all cleared at once
+    /// is published once.
+    fn apply_emptied(&mut self, first: ScrapeEvent) {
+        self.pool.observe(first, WallAndMonotonic::read());
+        for _ in 0..EMPTIED_MAX {
+            let Ok(event) = self.emptied.try_recv() else {
+                return;
+            };
+            self.pool.observe(event, WallAndMonotonic::read());
         }
     }
 

@@ -41,7 +41,7 @@ pub struct PoolMember {
     pub(super) restarts: EngineRestarts,
 }
 
-/// The restarts of an endpoint's engine.
+/// The restarts of an endpoint's engine. A cleared cache counts as a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct EngineRestarts {
     /// The time when the last restart changed the generation.
@@ -148,10 +148,13 @@ impl EngineRestarts {
             .changed_at
             .is_some_and(|at| now.saturating_duration_since(at) < RESTART_INTERVAL_MIN);
         if !is_too_soon {
-            tracing::info!(endpoint, "engine restarted");
+            tracing::info!(endpoint, "engine restarted, or cleared its cache");
             self.changed_at = Some(now);
         } else if !self.is_due {
-            tracing::warn!(endpoint, "engine seems to restart all the time");
+            tracing::warn!(
+                endpoint,
+                "engine seems to restart, or to clear its cache, all the time"
+            );
         }
         self.is_due = is_too_soon;
         !is_too_soon

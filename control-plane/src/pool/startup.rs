@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::config::{CompiledConfig, ConfigFile, LatencyOptions};
 use crate::error::FatalError;
+use crate::kv_events::{EMPTIED_MAX, KvEventPorts, KvEventStats, KvEventSubscriber};
 use crate::pool::discovery_source::{FollowedEndpoints, WatchedComponents};
 use crate::pool::event_loop::{Adoption, AdoptionSender, PoolFeed, SCRAPE_EVENTS_MAX};
 use crate::pool::objects::{ObjectSelection, ObjectsFile, ObjectsSource, PoolName, PoolObjects};
@@ -31,6 +32,7 @@ pub struct ScrapeSettings {
     pub scraper: ScrapeConfig,
     /// The age above which metrics are unknown.
     pub staleness_max: Duration,
+    pub kv_events: KvEventPorts,
 }
 
 /// A pool that is ready to start.
@@ -42,6 +44,7 @@ pub struct PoolTask {
     objects: Option<ObjectsFile>,
     scraper: Scraper,
     handle: ScraperHandle,
+    kv_events: KvEventPorts,
     adoptions: (AdoptionSender, mpsc::Receiver<Adoption>),
 }
 
@@ -108,7 +111,12 @@ impl PoolTask {
             config,
             objects,
             scraper,
-            handle: ScraperHandle { busy, stats },
+            handle: ScraperHandle {
+                busy,
+                stats,
+                kv_events: Arc::new(KvEventStats::default()),
+            },
+            kv_events: scrape.kv_events,
             adoptions: AdoptionSender::channel(),
         })
     }
@@ -144,6 +152,14 @@ impl PoolTask {
     ) {
         let (targets, targets_seen) = watch::channel(Arc::from([]));
         let (events, scrapes) = mpsc::channel(SCRAPE_EVENTS_MAX);
+        let (emptied, emptied_seen) = mpsc::channel(EMPTIED_MAX);
+        let subscriber = KvEventSubscriber {
+            pool: Arc::clone(self.pool.name()),
+            views: Arc::clone(&shared.pools),
+            ports: self.kv_events,
+            stats: Arc::clone(&self.handle.kv_events),
+            emptied,
+        };
         let feed = PoolFeed {
             pool: self.pool,
             views: Arc::clone(&shared.pools),
@@ -153,6 +169,7 @@ impl PoolTask {
             config: self.config,
             objects: self.objects,
             adoptions: self.adoptions.1,
+            emptied: emptied_seen,
         };
         let changes = self.endpoints.changes;
         let scraper = self.scraper;
@@ -164,6 +181,11 @@ impl PoolTask {
         tasks.spawn(async move {
             scraper.run(targets_seen, events).await;
             "a scraper"
+        });
+        let stop = shutdown.clone();
+        tasks.spawn(async move {
+            subscriber.run(stop).await;
+            "a subscriber to KV events"
         });
     }
 }

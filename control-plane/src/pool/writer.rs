@@ -211,7 +211,8 @@ impl Pool {
     pub fn observe(&mut self, event: ScrapeEvent, now: WallAndMonotonic) {
         let (ScrapeEvent::Metrics(id, _)
         | ScrapeEvent::Failed(id, ..)
-        | ScrapeEvent::Restarted(id)) = &event;
+        | ScrapeEvent::Restarted(id)
+        | ScrapeEvent::Cleared(id)) = &event;
         let Ok(position) = self.members.binary_search_by_key(&id.slot, |m| m.id.slot) else {
             return;
         };
@@ -225,7 +226,7 @@ impl Pool {
             return;
         }
         let is_restart = match &event {
-            ScrapeEvent::Restarted(_) => true,
+            ScrapeEvent::Restarted(_) | ScrapeEvent::Cleared(_) => true,
             ScrapeEvent::Metrics(..) => member.restarts.is_due,
             ScrapeEvent::Failed(..) => false,
         };
@@ -235,9 +236,12 @@ impl Pool {
                 .may_change(&member.instance.name, now.instant)
         {
             member.id.generation = self.view.next_generation();
-            member.observed_at = None;
-            member.set_status(MetricsStatus::Awaited, now.wall);
-            *metrics = EndpointMetrics::default();
+            // A cleared cache is no new process, so the metrics still hold.
+            if !matches!(event, ScrapeEvent::Cleared(_)) {
+                member.observed_at = None;
+                member.set_status(MetricsStatus::Awaited, now.wall);
+                *metrics = EndpointMetrics::default();
+            }
             self.view.revision += 1;
             self.view.metrics_revision += 1;
             self.touched = true;
@@ -270,7 +274,7 @@ impl Pool {
                 };
                 self.touched |= member.set_status(status, now.wall);
             }
-            ScrapeEvent::Restarted(_) => {}
+            ScrapeEvent::Restarted(_) | ScrapeEvent::Cleared(_) => {}
         }
     }
 
@@ -763,6 +767,27 @@ mod tests {
         );
         assert!(changes(&mut pool, 30_000, false));
         assert!(!changes(&mut pool, 50_000, false));
+    }
+
+    #[test]
+    fn a_cleared_cache_is_a_new_generation_with_the_same_metrics() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        pool.replace_instances(vec![instance(0)], at(origin, 0));
+        let before = pool.take_view().unwrap().members[0].id;
+        pool.observe(
+            ScrapeEvent::Metrics(before, observed(1.0, origin)),
+            at(origin, 1),
+        );
+        pool.observe(ScrapeEvent::Cleared(before), at(origin, 2));
+        let view = pool.take_view().unwrap();
+        let id = view.members[0].id;
+        assert!(id.generation > before.generation);
+        assert_eq!(view.members[0].metrics, MetricsStatus::Fresh);
+        let metrics = view.metrics[0].clone();
+        assert_eq!(metrics, observed(1.0, origin).metrics);
+        pool.observe(ScrapeEvent::Restarted(id), at(origin, 20_000));
+        assert_ne!(pool.take_view().unwrap().metrics[0], metrics);
     }
 
     #[derive(Clone, Debug)]

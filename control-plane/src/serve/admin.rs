@@ -157,11 +157,15 @@ async fn endpoints(State(ShownState { shared, .. }): State<ShownState>) -> Json<
         .iter()
         .flat_map(|view| {
             let totals = shared.reports.totals(&view.name, now);
+            let kv_events = shared.reports.kv_events(&view.name);
             let members = view
                 .members
                 .iter()
                 .zip(view.metrics.iter())
-                .map(|(m, metrics)| member_row(view, m, metrics, &totals));
+                .map(|(m, metrics)| {
+                    let kv_events = kv_events.get(&m.instance.address);
+                    member_row(view, m, metrics, &totals, kv_events)
+                });
             members
                 .chain(view.absent.iter().map(|a| absentee_row(view, a, &totals)))
                 .collect::<Vec<_>>()

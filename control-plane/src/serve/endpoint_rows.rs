@@ -4,6 +4,7 @@ use scheduler::metrics::{METRICS, MetricDefinition, MetricUnit};
 use scheduler::{EndpointMetrics, EndpointRef};
 use serde_json::{Value, json};
 
+use crate::kv_events::KvEventRow;
 use crate::pool::writer::{
     Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX,
 };
@@ -38,6 +39,7 @@ pub(super) fn member_row(
     member: &PoolMember,
     metrics: &EndpointMetrics,
     totals: &CounterTotals,
+    kv_events: Option<&KvEventRow>,
 ) -> Value {
     let counts = totals
         .endpoints
@@ -65,6 +67,7 @@ pub(super) fn member_row(
         "models": &*member.models(),
         "failed": counts.failed,
         "metrics": metrics_object(metrics),
+        "kv_events": kv_events.map(KvEventRow::to_json),
     })
 }
 

@@ -9,6 +9,7 @@
 mod daemon;
 mod ext_proc;
 mod flow_control;
+mod kv_events;
 mod latency;
 mod page;
 mod pools;
@@ -16,7 +17,9 @@ mod requests;
 mod scaling;
 mod sources;
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -24,6 +27,7 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 use self::page::{MetricLabels, MetricsPage, Rows};
+use crate::kv_events::KvEventRow;
 use crate::learn::directory::LearnerReport as Learner;
 use crate::pool::writer::PoolView;
 use crate::scrape::ScrapeCounts;
@@ -42,6 +46,8 @@ struct PoolCounts {
     view: PoolView,
     totals: CounterTotals,
     scrapes: Option<ScrapeCounts>,
+    /// The publishers of KV events, by the address of their endpoint.
+    kv_events: BTreeMap<SocketAddr, KvEventRow>,
     learner: Option<Learner>,
 }
 
@@ -61,6 +67,7 @@ pub fn page(shown: &ShownState) -> Result<String, fmt::Error> {
             .reports
             .scrape_stats(&view.name)
             .map(|stats| stats.counts()),
+        kv_events: shared.reports.kv_events(&view.name),
         learner: shared.learned.report(&view.name),
         view,
     });
@@ -86,6 +93,7 @@ impl Collector for MetricsCollector {
         self.flow_control(&mut page)?;
         self.endpoints(&mut page)?;
         self.scrapes(&mut page)?;
+        self.kv_events(&mut page)?;
         self.latency(&mut page)?;
         self.scaling(&mut page)?;
         self.relayed(&mut page)?;

@@ -1,11 +1,13 @@
 //! The reports of proxies, and of the daemon's own ext_proc server, on their requests.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proto::state;
 use tokio::time::Instant;
 
+use crate::kv_events::{KvEventRow, KvEventStats};
 use crate::scrape::{BusyHint, ScrapeStats};
 use crate::state::counters::{CounterStore, CounterTotals, VmReport};
 use crate::state::decision_log::DecisionLog;
@@ -22,12 +24,13 @@ pub struct RequestReports {
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
 }
 
-/// The parts of a pool's scraper that other tasks use.
+/// The parts of a pool's scraper, and of its subscriber to KV events, that other tasks use.
 #[derive(Clone, Debug)]
 pub struct ScraperHandle {
     /// Reports picked endpoints to the scraper.
     pub busy: BusyHint,
     pub stats: Arc<ScrapeStats>,
+    pub kv_events: Arc<KvEventStats>,
 }
 
 // === impl RequestReports ===
@@ -119,5 +122,13 @@ impl RequestReports {
     #[must_use]
     pub fn scrape_stats(&self, pool: &str) -> Option<&ScrapeStats> {
         self.scrapers.get(pool).map(|scraper| &*scraper.stats)
+    }
+
+    /// Returns what is known of the publishers of KV events of a pool, by the address of their
+    /// endpoint.
+    #[must_use]
+    pub fn kv_events(&self, pool: &str) -> BTreeMap<SocketAddr, KvEventRow> {
+        let scraper = self.scrapers.get(pool);
+        scraper.map_or_else(BTreeMap::new, |scraper| scraper.kv_events.rows())
     }
 }

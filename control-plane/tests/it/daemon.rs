@@ -20,6 +20,8 @@ mod fake_api;
 mod files;
 mod handover;
 pub(crate) mod harness;
+mod kv_events;
+mod kv_events_interop;
 mod metric_names;
 mod ordering;
 mod outsiders;

@@ -47,6 +47,17 @@ pub struct ScrapeArgs {
     #[arg(long, env = "SWITCHPOINT_STALENESS_MAX", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub staleness_max: Duration,
 
+    /// Port where engines publish KV-cache events by ZeroMQ (vLLM's and SGLang's
+    /// `--kv-events-config`), unless an endpoint has the label switchpoint/kv-events-port. Events
+    /// show at once that an engine restarted or cleared its cache.
+    #[arg(long, env = "SWITCHPOINT_KV_EVENTS_PORT", value_name = "PORT")]
+    pub kv_events_port: Option<u16>,
+
+    /// Port where engines replay lost KV-cache events (`replay_endpoint`), unless an endpoint has
+    /// the label switchpoint/kv-events-replay-port.
+    #[arg(long, env = "SWITCHPOINT_KV_EVENTS_REPLAY_PORT", value_name = "PORT")]
+    pub kv_events_replay_port: Option<u16>,
+
     /// TLS towards endpoints.
     #[command(flatten)]
     pub endpoint_tls: EndpointTlsArgs,

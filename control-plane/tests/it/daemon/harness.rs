@@ -196,7 +196,15 @@ impl DaemonHarness {
         let shared = DaemonState::new(
             7,
             99,
-            [(Arc::from("default"), ScraperHandle { busy, stats })].into(),
+            [(
+                Arc::from("default"),
+                ScraperHandle {
+                    busy,
+                    stats,
+                    kv_events: Arc::default(),
+                },
+            )]
+            .into(),
             ClientNames::Any,
         );
         let CompiledConfig {
@@ -220,6 +228,7 @@ impl DaemonHarness {
             config: None,
             objects: None,
             adoptions: AdoptionSender::channel().1,
+            emptied: mpsc::channel(1).1,
         };
         tokio::spawn(feed.run(discovered, scraped, shutdown.clone()));
         let incoming = listen(

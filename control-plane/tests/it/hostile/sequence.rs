@@ -66,7 +66,15 @@ impl SequenceDaemon {
         let shared = DaemonState::new(
             7,
             99,
-            [(Arc::from("p"), ScraperHandle { busy, stats })].into(),
+            [(
+                Arc::from("p"),
+                ScraperHandle {
+                    busy,
+                    stats,
+                    kv_events: Arc::default(),
+                },
+            )]
+            .into(),
             ClientNames::Any,
         );
         let CompiledConfig { pipeline, .. } =
