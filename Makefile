@@ -36,7 +36,7 @@ FUZZ_SECONDS ?= 30
 FUZZ_LONG_SECONDS ?= 180
 SOAK_SECONDS ?= 600
 
-.PHONY: help setup build wasm images check fmt test lint docs fuzz e2e e2e-long e2e-observe e2e-cluster bench race sim demo run clean
+.PHONY: help setup build wasm native images check fmt test lint docs fuzz e2e e2e-long e2e-observe e2e-cluster bench race sim demo run clean
 
 help: ## show this list of commands
 	@echo "Switchpoint picks LLM endpoints inside Envoy. To see it work:  make demo"
@@ -119,11 +119,15 @@ build: wasm ## build switchpointd, switchpoint-migrate and switchpoint.wasm for 
 	@cargo build --locked --release -p control-plane -p migrate --bins
 	ls -l target/release/switchpointd target/release/switchpoint-migrate | awk '{print $$9 ": " $$5 " bytes"}'
 
+native: $(RUST_READY) ## build the picker as a native module of Envoy (experimental) -> target/release/libswitchpoint_native.so
+	@cargo build --locked --release -p filter-native
+	ls -l target/release/libswitchpoint_native.so | awk '{print $$9 ": " $$5 " bytes"}'
+
 # Builds what `make build` makes and the programs of `make bench`, at full optimisation. One command builds all, so that dependencies compile once.
 .PHONY: release
 release: wasm
 	@echo "building switchpointd and the benchmarks (the first time takes some minutes)"
-	cargo build --locked --release -p control-plane -p migrate -p testbed -p bench --bins
+	cargo build --locked --release -p control-plane -p migrate -p testbed -p bench -p filter-native --lib --bins
 
 # Builds what `make demo` and `make run` need. The profile `demo` compiles in a third of the time of `release`, and the module is not
 # optimised further, which saves a download. Envoy is downloaded while the compiler runs. Prints the seconds of each step.

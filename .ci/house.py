@@ -40,8 +40,9 @@ CYCLE_FILES_MAX = 3
 HOW_TO_LINES_MAX = 150
 README_LINES_MAX = 149
 # All tracked Markdown files, by the count of `words`: code blocks, tables and generated pages count too, and each part of a name
-# such as `flow_control` is a word. A reader cannot keep more in view; who adds a page shortens another. 250 words are for KV events.
-DOCUMENT_WORDS_MAX = 45_250
+# such as `flow_control` is a word. A reader cannot keep more in view; who adds a page shortens another. 400 words are for KV events
+# and the native module.
+DOCUMENT_WORDS_MAX = 45_400
 # The measured results that the pages show (`docs/data`), in bytes. A release publishes them; raw results stay in `target`.
 RESULT_BYTES_MAX = 300_000
 # All data files, in bytes: the results, two public traces (307 KB, compressed) and recorded answers of vLLM. Tests read the traces and
@@ -108,7 +109,7 @@ LIMITS = {
     "comment lines over 100 columns": 0,
     "Markdown lines over 120 columns": 0,
     "how-to pages over 150 lines, README over 149": 0,
-    "words of documents over 45,250": 0,
+    "words of documents over 45,400": 0,
     "data files over their maximum of bytes": 0,
     "structs over 12 fields without a reason": 0,
     "files over 500 lines before tests": 0,
@@ -674,7 +675,7 @@ def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
         "comment lines over 100 columns": wide_comments(tree),
         "Markdown lines over 120 columns": wide_markdown(tree),
         "how-to pages over 150 lines, README over 149": long_pages(tree),
-        "words of documents over 45,250": excess_words(tree),
+        "words of documents over 45,400": excess_words(tree),
         "data files over their maximum of bytes": excess_data(tree),
         "structs over 12 fields without a reason": wide_structs(tree),
         "files over 500 lines before tests": long_files(tree),

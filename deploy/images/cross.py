@@ -90,7 +90,7 @@ def compile_daemon(architecture: Architecture, test_images: bool) -> None:
     install_compiler()
     caches = {"CARGO_ZIGBUILD_CACHE_DIR": str(CROSS / "cache"), "ZIG_GLOBAL_CACHE_DIR": str(CROSS / "cache/zig")}
     environment = {"PATH": f"{CROSS / 'bin'}:{os.environ['PATH']}"} | caches
-    packages = ["-p", "control-plane", "--bin", "switchpointd", "-p", "migrate", "--bin", "switchpoint-migrate", *(["-p", "testbed", "--bin", "model-server"] if test_images else [])]
+    packages = ["-p", "control-plane", "--bin", "switchpointd", "-p", "migrate", "--bin", "switchpoint-migrate", "-p", "filter-native", "--lib", *(["-p", "testbed", "--bin", "model-server"] if test_images else [])]
     print(f"compiling switchpointd for {architecture.rust} (the first time takes some minutes)", flush=True)
     run("cargo-zigbuild", "zigbuild", "--locked", "--release", "--target", f"{architecture.rust}.{GLIBC}", *packages, environment=environment, shown=True)
 

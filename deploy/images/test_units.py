@@ -199,7 +199,7 @@ class Cross(unittest.TestCase):
 class Builds(unittest.TestCase):
     def test_a_missing_input_is_named_with_its_command(self):
         nothing = pathlib.Path("/nonexistent")
-        inputs = catalog.Inputs(nothing, nothing, nothing, nothing, "", None, None)
+        inputs = catalog.Inputs(nothing, nothing, nothing, nothing, nothing, "", None, None)
         native = build.missing_inputs(inputs, debian.ARCHITECTURES["amd64"], True)
         self.assertEqual(native[0], "  switchpointd: /nonexistent: make release")
         foreign = build.missing_inputs(inputs, debian.ARCHITECTURES["arm64"], False)
@@ -225,7 +225,7 @@ class Builds(unittest.TestCase):
     def test_every_layer_that_an_image_names_exists(self):
         with mock.patch.multiple(debian, base=mock.Mock(return_value=[]), shell=mock.Mock(return_value=[]), copier=mock.Mock(return_value=[])):
             path = pathlib.Path("x")
-            parts = catalog.contents(path, catalog.Inputs(path, path, path, path, "", None, path), {}, debian.ARCHITECTURES["amd64"])
+            parts = catalog.contents(path, catalog.Inputs(path, path, path, path, path, "", None, path), {}, debian.ARCHITECTURES["amd64"])
         for image in catalog.IMAGES + catalog.TEST_IMAGES:
             self.assertLessEqual(set(image.layers), set(parts))
             for name in image.layers:

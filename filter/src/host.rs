@@ -16,6 +16,8 @@ use std::fmt;
 #[cfg(target_arch = "wasm32")]
 pub use abi::{ProxyWasm, install_logger};
 use exchange::Timestamp;
+pub use front::daemon_rules::percent_decoded;
+pub use front::metrics::MetricKind;
 
 /// A status of the host other than success. The host or the filter has caused the error, never a
 /// client. If the filter repeats the call in the same phase, the call fails again.
@@ -42,17 +44,6 @@ pub enum BodyBuffer {
     Answer = 4,
     StreamMessage = 5,
     Configuration = 7,
-}
-
-/// The kind of a statistic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MetricKind {
-    /// A statistic whose value only rises.
-    Counter = 0,
-    /// A statistic whose value can rise and fall.
-    Gauge = 1,
-    /// A statistic that counts values by their size.
-    Histogram = 2,
 }
 
 /// The condition for a write to shared data.
@@ -183,39 +174,3 @@ impl fmt::Display for HostError {
 }
 
 impl std::error::Error for HostError {}
-
-/// Decodes the percent-escapes of a gRPC message: `%20` is a space.
-#[must_use]
-pub fn percent_decoded(text: &[u8]) -> String {
-    let mut plain = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&byte, after)) = rest.split_first() {
-        let escaped = after
-            .get(..2)
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
-        let (byte, after) = match escaped.filter(|_| byte == b'%') {
-            Some(escaped) => (escaped, after.get(2..).unwrap_or_default()),
-            None => (byte, after),
-        };
-        plain.push(byte);
-        rest = after;
-    }
-    String::from_utf8_lossy(&plain).into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::percent_decoded;
-
-    #[test]
-    fn what_the_daemon_said_is_readable() {
-        assert_eq!(
-            percent_decoded(b"the%20daemon%20is%2c well%2"),
-            "the daemon is, well%2"
-        );
-        assert_eq!(
-            percent_decoded("100% \u{00fc}%zz%C3%BC%".as_bytes()),
-            "100% \u{00fc}%zz\u{00fc}%"
-        );
-    }
-}

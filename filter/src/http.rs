@@ -13,9 +13,9 @@ pub use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
 use self::http_stream::HttpStream;
-use crate::config::FilterConfig;
 use crate::host::Host;
 use crate::vm::VmState;
+use front::config::FilterConfig;
 
 /// The context of the proxy. While the request is parked, the VM also refers to this stream.
 pub struct HttpStreamContext<H: Host>(Rc<HttpStream<H>>);

@@ -21,7 +21,6 @@
 
 #[cfg(target_arch = "wasm32")]
 mod allocator;
-pub mod config;
 #[cfg(feature = "drill")]
 pub mod drill;
 #[cfg(any(test, feature = "fake", feature = "drill"))]
@@ -35,6 +34,8 @@ pub mod root;
 pub mod shared_data;
 pub mod state_link;
 pub mod vm;
+
+pub use front::config;
 
 #[cfg(target_arch = "wasm32")]
 mod entry {

@@ -7,12 +7,12 @@ use std::rc::Rc;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
 
-use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
 use crate::http::HttpStreamContext;
 use crate::resume::{check_streams, release_queued, retry};
 use crate::state_link::CallResponse;
 use crate::vm::{TICK_MS, VmState};
+use front::config::FilterConfig;
 
 /// A root context: one plugin configuration in one VM.
 pub struct FilterRoot<H: Host> {

@@ -16,12 +16,12 @@ mod leader_context;
 pub mod peer_publisher;
 
 use exchange::Timestamp;
+use front::daemon_rules;
 use pool_state::DaemonUpdate;
 use prost::Message as _;
 use proto::frames;
 use proto::state::{self, proxy_message};
 
-use crate::config::StateConfig;
 use crate::host::{Host, WriteCondition};
 use crate::metrics::Stat;
 use crate::shared_data::counters;
@@ -29,18 +29,12 @@ use crate::shared_data::crash_guard::CrashGuard;
 use crate::shared_data::snapshot_store::PublishError;
 use crate::vm::replica::{PoolReplica, decode};
 use connection::{ConnectionFailure, StateConnection};
+use front::config::StateConfig;
 
 pub use connection::CallResponse;
 pub use leader_context::LeaderContext;
 use peer_publisher::PeerPublisher;
 
-/// The first pause after a failure, in ms. The pause doubles with each further failure.
-const BACKOFF_MS: u64 = 100;
-/// The longest pause, in ms, while a pool has no state. Requests may wait for the state for at most
-/// two seconds.
-const COLD_BACKOFF_MS: u64 = 250;
-/// The interval at which the counters of all VMs are sent, in ms.
-const REPORT_MS: u64 = 1_000;
 /// The key of the random identity of the process, which all its VMs share. The node id does not
 /// identify a process, because a hot restart runs two processes with one node id.
 const PROCESS_KEY: &str = "switchpoint/1/process";
@@ -328,13 +322,8 @@ impl StateLink {
                     pools: pools.clone(),
                 });
                 self.reported = leader.now;
-                let hello = state::Hello {
-                    schema: proto::SCHEMA,
-                    node_id: node_id(leader.host),
-                    process_id: process_id(leader.host),
-                    pools,
-                    release: env!("CARGO_PKG_VERSION").to_owned(),
-                };
+                let hello =
+                    daemon_rules::hello(node_id(leader.host), process_id(leader.host), pools);
                 self.send(leader, proxy_message::Message::Hello(hello));
             }
         }
@@ -382,19 +371,12 @@ impl StateLink {
     }
 
     fn welcome<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, welcome: &state::Welcome) {
-        let oldest = proto::SCHEMA_MIN;
-        let newest = proto::SCHEMA;
-        if !(oldest..=newest).contains(&welcome.schema) {
-            let theirs = welcome.schema;
-            let why = format!(
-                "it speaks state schema {theirs}, this filter {oldest} to {newest}: run both of one release or of two in a row"
-            );
+        if let Some(why) = daemon_rules::schema_mismatch(welcome) {
             self.on_closed(leader, &why);
             return;
         }
         leader.metrics.record(Stat::Connected, 1);
-        warn_of(UNKNOWN, &welcome.unknown_pools);
-        warn_of(REFUSED, &welcome.refused_pools);
+        daemon_rules::unserved_pools(welcome).for_each(|line| log::warn!("{line}"));
     }
 
     /// Records that state arrived, so the daemon works. A Welcome message alone does not show this,
@@ -405,8 +387,7 @@ impl StateLink {
         }
     }
 
-    /// Waits before the next attempt. Half of the pause is random, so that proxies connect at
-    /// different times.
+    /// Waits before the next attempt.
     fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);
@@ -417,27 +398,20 @@ impl StateLink {
                 self.failures
             );
         }
-        let doublings = self.failures.saturating_sub(1).min(20);
-        let cold = leader.replicas.iter().any(|replica| !replica.has_state());
-        let longest = if cold {
-            COLD_BACKOFF_MS
-        } else {
-            leader.config.state.backoff_max_ms
-        };
-        let pause = (BACKOFF_MS << doublings).min(longest);
-        let half = pause / 2;
-        let chance = leader
-            .host
-            .entropy()
-            .checked_rem(half.saturating_add(1))
-            .unwrap_or(0);
+        let is_cold = leader.replicas.iter().any(|replica| !replica.has_state());
+        let pause = daemon_rules::retry_pause_ms(
+            self.failures,
+            is_cold,
+            leader.config.state.backoff_max_ms,
+            leader.host.entropy(),
+        );
         self.phase = LinkPhase::Closed {
-            retry_at: leader.now.plus_ms(half.saturating_add(chance)),
+            retry_at: leader.now.plus_ms(pause),
         };
     }
 
     fn report<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
-        if leader.now.ms_since(self.reported) < REPORT_MS {
+        if leader.now.ms_since(self.reported) < daemon_rules::REPORT_MS {
             return;
         }
         self.reported = leader.now;
@@ -465,14 +439,6 @@ impl StateLink {
             .map(proxy_message::Message::Observations)
             .collect();
         self.send_all(leader, observed);
-    }
-}
-
-const UNKNOWN: &str = "the daemon does not know these pools of the filter's configuration";
-const REFUSED: &str = "the daemon refuses these pools to this proxy's certificate";
-fn warn_of(why: &str, pools: &[String]) {
-    if !pools.is_empty() {
-        log::warn!("{why}: {}", pools.join(", "));
     }
 }
 

@@ -22,12 +22,12 @@ use exchange::Timestamp;
 use pool_state::Applied;
 use proto::shared_data::room_ask;
 
-use crate::config::FilterConfig;
 use crate::host::Host;
 use crate::metrics::{FilterMetrics, Stat};
 use crate::shared_data::lease::LeaderElection;
 use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
 use crate::state_link::StateLink;
+use front::config::FilterConfig;
 use parked_request::{ParkedRequest, ParkingEntry};
 use queue_release::{QUEUED_WAKE, WAKES_MAX};
 use replica::{PoolReplica, SharedReplica};

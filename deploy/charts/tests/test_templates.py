@@ -62,6 +62,20 @@ class Goldens(ChartTest):
         selector = found["EnvoyFilter", "istio-system", "sp"]["spec"]["workloadSelector"]
         self.assertEqual(selector, {"labels": {"app": "edge"}})
 
+    def test_the_native_module_takes_the_place_of_the_wasm_filter(self) -> None:
+        found = helm.objects("--set", "gateway.native=true")
+        (config,) = helm.read_yaml(found["ConfigMap", helm.NAMESPACE, "sp-gateway"]["data"]["envoy.yaml"])
+        manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        filters = {one["name"]: one["typed_config"] for one in manager["http_filters"]}
+        self.assertNotIn("header_to_metadata", filters)
+        native = filters["switchpoint"]
+        self.assertEqual(native["dynamic_module_config"]["name"], "switchpoint_native")
+        self.assertIn("pools", json.loads(native["filter_config"]["value"]))
+        (layer,) = config["layered_runtime"]["layers"]
+        self.assertTrue(layer["static_layer"]["envoy.reloadable_features.dynamic_modules_strip_custom_stat_prefix"])
+        (container,) = found["Deployment", helm.NAMESPACE, "sp-gateway"]["spec"]["template"]["spec"]["containers"]
+        self.assertIn("ENVOY_DYNAMIC_MODULES_SEARCH_PATH", [one["name"] for one in container["env"]])
+
     def test_dashboards_and_rules_are_those_of_the_repository(self) -> None:
         found = helm.objects(*APIS, values=HERE / "values" / "many-pools.yaml")
         config_map = found["ConfigMap", helm.NAMESPACE, "sp-dashboards"]

@@ -318,7 +318,7 @@ async fn clients_with_http_10_are_served() -> Result<()> {
 }
 
 fn routes(front: PickerMode) -> Result<Vec<Value>> {
-    let mut config = testbed::envoy::EnvoyConfig::shipped(front.file())?;
+    let mut config = front.config()?;
     let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
     let routes = config.value().pointer(path).and_then(Value::as_array);
     Ok(routes.cloned().ok_or("no routes")?)

@@ -81,8 +81,17 @@ async fn until_queued(stack: &Stack, enough: impl Fn(u64) -> bool) -> Result<()>
 
 #[tokio::test]
 async fn chat_passes_a_batch_wave_and_nothing_is_lost_without_the_daemon() -> Result<()> {
+    chat_passes_without_the_daemon(PickerMode::Filter).await
+}
+
+#[tokio::test]
+async fn chat_passes_a_batch_wave_in_the_native_module() -> Result<()> {
+    chat_passes_without_the_daemon(PickerMode::Native).await
+}
+
+async fn chat_passes_without_the_daemon(front: PickerMode) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let mut stack = stack(PickerMode::Filter, folder.path()).await?;
+    let mut stack = stack(front, folder.path()).await?;
     let turns = Arc::new(AtomicUsize::new(0));
     let mut wave = (0..WAVE)
         .map(|_| ask(&stack, "batch", &turns))

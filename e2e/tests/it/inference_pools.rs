@@ -134,7 +134,9 @@ async fn its_objects_mean_what_they_say(front: PickerMode, servers: &[ModelServe
         .front(front)
         .daemon_arguments(&["--pools", &pools]);
     let builder = match front {
-        PickerMode::Filter => builder.picker(json!({"objective_header": "trust"})),
+        PickerMode::Filter | PickerMode::Native => {
+            builder.picker(json!({"objective_header": "trust"}))
+        }
         PickerMode::ExtProc => builder.daemon_arguments(&["--ext-proc-objective-header", "trust"]),
     };
     let mut stack = builder.shared_envoy().start().await?;

@@ -36,6 +36,7 @@ mod kubernetes;
 mod latency;
 mod lifecycle;
 mod limits;
+mod native;
 mod objectives;
 mod partition;
 mod picker_modes;

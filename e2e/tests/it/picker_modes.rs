@@ -1,4 +1,4 @@
-//! The Endpoint Picker Protocol in both picker modes: its clauses as data (`fronts.yaml`), and
+//! The Endpoint Picker Protocol in all picker modes: its clauses as data (`fronts.yaml`), and
 //! tests of ext_proc only.
 
 mod failover;
@@ -256,6 +256,11 @@ async fn the_protocol_by_the_filter() -> Result<()> {
 }
 
 #[tokio::test]
+async fn the_protocol_by_the_native_module() -> Result<()> {
+    protocol(PickerMode::Native).await
+}
+
+#[tokio::test]
 async fn the_protocol_by_the_filter_that_decides_at_the_headers() -> Result<()> {
     // All cases except those that need the picker to read the body.
     let mut cases: Vec<FrontCase> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
@@ -357,7 +362,7 @@ async fn a_model_header_says_what_an_unread_body_cannot() -> Result<()> {
     for front in PickerMode::ALL {
         let builder = Stack::builder().front(front).servers(2).shared_envoy();
         let builder = match front {
-            PickerMode::Filter => {
+            PickerMode::Filter | PickerMode::Native => {
                 builder.picker(json!({"decide_at": "headers", "model_header": "x-model"}))
             }
             PickerMode::ExtProc => builder

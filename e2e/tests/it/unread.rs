@@ -120,7 +120,9 @@ fn builder(
         .concurrency(1);
     // Once a reply has begun, Envoy takes no reply from an ext_proc server, so no reply is reset.
     let builder = match front {
-        PickerMode::Filter => builder.picker(json!({"unread_reset_ms": RESET_MS})),
+        PickerMode::Filter | PickerMode::Native => {
+            builder.picker(json!({"unread_reset_ms": RESET_MS}))
+        }
         PickerMode::ExtProc => builder,
     };
     queued_requests::holding(builder, folder, seats)

@@ -14,7 +14,6 @@ use exchange::{
     Timestamp, headers, ready_reply, trace,
 };
 
-use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError};
 use crate::metrics::{FilterMetrics, Stat};
 use crate::pairs::{self, HeaderPairs};
@@ -22,6 +21,7 @@ use crate::shared_data::load_sharing::SharingOccasion;
 use crate::vm::VmState;
 use crate::vm::parked_request::ParkedRequest;
 use crate::vm::replica::PoolReplica;
+use front::config::FilterConfig;
 
 /// The property that has the record of a decision. The access log shows it as
 /// `%FILTER_STATE(wasm.switchpoint_decision:PLAIN)%`.

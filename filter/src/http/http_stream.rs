@@ -12,11 +12,11 @@ use exchange::{
 };
 
 use super::filter_host::FilterHost;
-use crate::config::FilterConfig;
 use crate::host::{HeaderMap, Host};
 use crate::pairs::HeaderPairs;
 use crate::vm::VmState;
 use crate::vm::parked_request::ParkedRequest;
+use front::config::FilterConfig;
 
 /// A header that Envoy sets only on responses from upstream, not on responses that Envoy or a
 /// filter makes.

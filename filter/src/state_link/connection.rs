@@ -17,9 +17,9 @@ use std::fmt;
 use prost::Message;
 use proto::{CALL_BYTES_MAX, MESSAGE_BYTES_MAX, frames};
 
-use crate::config::{StateConfig, StateTransport};
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError, Result};
 use crate::pairs::HeaderPairs;
+use front::config::{StateConfig, StateTransport};
 
 /// The maximum length, in bytes, of a message that the proxy receives on the stream. The number
 /// slightly exceeds the protocol's limit. The encoding of this number (E1 80 80 02) is valid UTF-8,
@@ -358,7 +358,7 @@ fn service(config: &StateConfig) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{FilterConfig, NAME_BYTES_MAX};
+    use front::config::{FilterConfig, NAME_BYTES_MAX};
 
     #[test]
     fn a_call_takes_whole_messages_and_no_more_than_the_daemon_does() {

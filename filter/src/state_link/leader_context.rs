@@ -5,13 +5,13 @@ use exchange::Timestamp;
 use pool_state::{Applied, DaemonUpdate, RejectedMessage, wire_version};
 use proto::state;
 
-use crate::config::FilterConfig;
 use crate::host::Host;
 use crate::metrics::{FilterMetrics, Stat};
 use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
 use crate::shared_data::snapshot_store::PublishError;
 use crate::shared_data::vm_table::VmTable;
 use crate::vm::replica::PoolReplica;
+use front::config::FilterConfig;
 
 /// The parts of the VM that a leader uses during one callback.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 //! load or placements change.
 
 use exchange::{ManagedPool, Timestamp};
+use front::daemon_rules::ReportDelay;
 use pool_state::peers::EncodedPlacements;
 use pool_state::{LoadReportHead, LoadReportSum, ProxyPeers};
 use proto::state;
@@ -26,11 +27,6 @@ const BUSY_TICK_MS: u32 = 5;
 /// The tick period without traffic, in ms: the longest delay until the first request in a burst is
 /// published.
 const QUIET_TICK_MS: u32 = 10;
-/// The maximum age, in ms, at which a stamp (the time of a report, which the daemon returns) is
-/// used. An older stamp is ignored, because the daemon was away.
-const DELAY_MAX_MS: u64 = proto::SHARE_EXPIRY_MS;
-/// The divisor that gives the weight of a new measurement in the mean delay: 1 / `DELAYS`.
-const DELAYS: u32 = 8;
 
 #[derive(Debug, Default)]
 pub struct PeerPublisher {
@@ -47,43 +43,6 @@ pub struct PeerPublisher {
     delay: ReportDelay,
 }
 
-/// The delay between two proxies: the age of other proxies' reports when they arrive at this proxy.
-/// This age is assumed to equal the age of this proxy's reports when they arrive at the other
-/// proxies.
-#[derive(Debug, Default)]
-struct ReportDelay {
-    /// The last stamp that the daemon returned.
-    stamp: u64,
-    /// A recent mean of the delay, in µs; 0 before the first measurement.
-    mean_us: u32,
-}
-
-// === impl ReportDelay ===
-
-impl ReportDelay {
-    /// Handles a stamp that the daemon returned. A new stamp shows that the daemon forwarded a
-    /// report of this process, and then this returns the delay of the oldest change in that report,
-    /// in µs. The stamp is assumed to take as long to return as the report takes to reach the other
-    /// proxies.
-    fn receive(&mut self, stamp: u64, now: Timestamp) -> Option<u32> {
-        let before = std::mem::replace(&mut self.stamp, stamp);
-        let delay = now.us_since(Timestamp(stamp));
-        if stamp == 0 || stamp == before || delay > DELAY_MAX_MS * 1_000 {
-            return None;
-        }
-        let delay = u32::try_from(delay).unwrap_or(u32::MAX);
-        let mean = if self.mean_us == 0 {
-            delay
-        } else {
-            self.mean_us
-        };
-        self.mean_us = mean
-            .saturating_sub(mean / DELAYS)
-            .saturating_add(delay / DELAYS);
-        Some(delay)
-    }
-}
-
 // === impl PeerPublisher ===
 
 impl PeerPublisher {
@@ -98,7 +57,7 @@ impl PeerPublisher {
     /// measurement.
     #[must_use]
     pub fn delay_us(&self) -> u32 {
-        self.delay.mean_us
+        self.delay.mean_us()
     }
 
     /// Returns the tick period at which changes are published; `None` while the pool has no other

@@ -7,12 +7,12 @@ use proto::shared_data::VmEntry;
 
 use super::VmState;
 use super::parked_request::ParkedRequest;
-use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
 use crate::metrics::Stat;
 use crate::shared_data::load_sharing::VmContext;
 use crate::shared_data::snapshot_store::PublishError;
 use crate::state_link::{CallResponse, LeaderContext, StateLink};
+use front::config::FilterConfig;
 
 // === impl VmState ===
 

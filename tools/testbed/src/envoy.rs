@@ -37,6 +37,8 @@ pub struct EnvoyOptions {
     pub hot_restart: bool,
     /// Whether and how the stacks of the test program share the Envoy.
     pub sharing: EnvoySharing,
+    /// The folder with native modules, if the configuration names one.
+    pub modules: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -63,6 +65,7 @@ impl Default for EnvoyOptions {
             start_script: None,
             hot_restart: false,
             sharing: EnvoySharing::Own,
+            modules: None,
         }
     }
 }
@@ -116,6 +119,9 @@ impl EnvoyProcess {
         // Tests read the access log while Envoy runs.
         command.args(["--log-level", "info", "--file-flush-interval-msec", "20"]);
         command.args(&options.arguments);
+        if let Some(folder) = &options.modules {
+            command.env("ENVOY_DYNAMIC_MODULES_SEARCH_PATH", folder);
+        }
         Ok(Self {
             run: EnvoyRun::Own(ChildProcess::spawn("envoy", &mut command, folder)?),
             listener,
@@ -287,7 +293,8 @@ impl EnvoyProcess {
     /// # Errors
     /// Fails if the admin port does not answer.
     pub async fn picker_stat(&self, name: &str) -> Result<i64> {
-        self.stat(&format!("wasmcustom.{name}")).await
+        let pattern = format!("^(wasmcustom|dynamicmodulescustom)\\.{name}$");
+        Ok(self.stats(&pattern).await?.values().sum())
     }
 
     /// Waits until a statistic of the picker satisfies `wanted`.

@@ -16,6 +16,7 @@ pub mod fleet;
 pub mod front;
 pub mod load;
 pub mod model_server;
+pub mod native;
 pub mod plain_engine;
 pub mod plain_pools;
 pub mod ports;

@@ -46,7 +46,7 @@ impl SecondEnvoy {
     /// Fails if the proxy does not start.
     pub async fn start_as(front: PickerMode, first: &Stack, node: &str) -> Result<Self> {
         let daemon = first.daemon.as_ref().ok_or("no daemon")?.settings();
-        let mut config = EnvoyConfig::shipped(front.file())?;
+        let mut config = front.config()?;
         config.replace_port(9004, daemon.state.number())?;
         if front == PickerMode::ExtProc {
             config.replace_port(9002, daemon.ext_proc.number())?;

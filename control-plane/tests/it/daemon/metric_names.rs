@@ -119,8 +119,9 @@ async fn metric_names_of_llm_d_are_those_of_the_document() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     let page = declared(&get(daemon.admin_address, "/metrics").await.1);
     let document = std::fs::read_to_string(root().join("docs/reference/metrics.md")).unwrap();
-    let filter =
-        filter_metrics(&std::fs::read_to_string(root().join("filter/src/metrics.rs")).unwrap());
+    let filter = filter_metrics(
+        &std::fs::read_to_string(root().join("crates/front/src/metrics.rs")).unwrap(),
+    );
     let listed = rows(part(&document, "llm-d").1);
     assert!(listed.len() > 50, "{} rows", listed.len());
     for row in &listed {
@@ -178,7 +179,7 @@ async fn metric_names_of_the_daemon_and_the_filter_are_in_the_document() {
     let daemon_table = table(
         own.map(|(name, metric)| (name.as_str(), metric.kind.as_str(), metric.help.as_str())),
     );
-    let source = std::fs::read_to_string(root().join("filter/src/metrics.rs")).unwrap();
+    let source = std::fs::read_to_string(root().join("crates/front/src/metrics.rs")).unwrap();
     let filter = filter_metrics(&source);
     assert!(filter.len() > 20, "{filter:?}");
     let filter_table = table(

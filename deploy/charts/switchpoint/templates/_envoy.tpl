@@ -169,6 +169,21 @@ or_filter:
       comparison: {op: GE, value: {default_value: 400, runtime_key: switchpoint.access_log_status}}
 {{- end -}}
 
+{{- /* The HTTP filters with the native module of native.yaml in place of the wasm filter: a list of the root, and the filters. */ -}}
+{{- define "switchpoint.nativeFilters" -}}
+{{- $root := index . 0 -}}{{- $filters := list -}}
+{{- range index . 1 -}}
+{{- if eq .name "switchpoint" -}}
+{{- $native := $root.Files.Get "files/native.yaml" | fromYaml -}}
+{{- $_ := set $native.typed_config.filter_config "value" (include "switchpoint.pickerConfig" $root) -}}
+{{- $filters = append $filters $native -}}
+{{- else if ne .name "header_to_metadata" -}}
+{{- $filters = append $filters . -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $filters -}}
+{{- end -}}
+
 {{- /* The whole configuration of the gateway. */ -}}
 {{- define "switchpoint.gatewayConfig" -}}
 {{- include "switchpoint.checkPools" . -}}
@@ -178,6 +193,11 @@ or_filter:
 {{- $_ := set $listener.address.socket_address "address" "0.0.0.0" -}}
 {{- $manager := (first (first $listener.filter_chains).filters).typed_config -}}
 {{- $_ := set $manager "http_filters" (include "switchpoint.httpFilters" (list . $manager.http_filters "/switchpoint.wasm") | fromYamlArray) -}}
+{{- if .Values.gateway.native -}}
+{{- $_ := set $manager "http_filters" (include "switchpoint.nativeFilters" (list . $manager.http_filters) | fromYamlArray) -}}
+{{- $keepNames := dict "envoy.reloadable_features.dynamic_modules_strip_custom_stat_prefix" true -}}
+{{- $_ := set $config "layered_runtime" (dict "layers" (list (dict "name" "metrics" "static_layer" $keepNames))) -}}
+{{- end -}}
 {{- $_ := set $manager.route_config "virtual_hosts" (include "switchpoint.virtualHosts" (list . (first $manager.route_config.virtual_hosts)) | fromYamlArray) -}}
 {{- if lt (int .Values.gateway.accessLogPercent) 100 -}}
 {{- $_ := set (first $manager.access_log) "filter" (include "switchpoint.sampledLog" . | fromYaml) -}}

@@ -126,7 +126,7 @@ async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
         .front(front)
         .daemon_arguments(&["--pools", &pools.display().to_string()]);
     let builder = match front {
-        PickerMode::Filter => builder.picker(json!({"pools": [
+        PickerMode::Filter | PickerMode::Native => builder.picker(json!({"pools": [
             {"name": "default", "clusters": ["inference-pool"]}, {"name": "second", "clusters": ["second-pool"]},
         ]})),
         PickerMode::ExtProc => builder,

@@ -9,11 +9,11 @@ use scheduler::{EndpointRef, Version};
 
 use super::receive::*;
 use super::*;
-use crate::config::FilterConfig;
 use crate::fake::{FakeHost, pool_update_message};
 use crate::host::BodyBuffer;
 use crate::http::{Context, HttpContext, HttpStreamContext};
 use crate::vm::{TICK_MS, VmState};
+use front::config::FilterConfig;
 
 const ADDRESSES: [&str; 3] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"];
 const DESTINATION: &str = "x-gateway-destination-endpoint";

@@ -9,6 +9,9 @@ use crate::{Result, root};
 /// The name of the picker in `http_filters`.
 const PICKER: &str = "switchpoint";
 
+/// The runtime flag with which the metrics of a native module keep their names.
+const METRIC_NAMES: &str = "envoy.reloadable_features.dynamic_modules_strip_custom_stat_prefix";
+
 const ROUTES: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
 
 /// A shipped config to edit and run.
@@ -66,8 +69,13 @@ impl EnvoyConfig {
     /// Fails if the config has no picker at the usual position.
     pub fn set_picker(&mut self, keys: &Map<String, Value>) -> Result<()> {
         let picker = self.picker()?;
+        let place = if picker.pointer("/typed_config/filter_config").is_some() {
+            "/typed_config/filter_config/value" // the native module
+        } else {
+            "/typed_config/config/configuration/value"
+        };
         let text = picker
-            .pointer_mut("/typed_config/config/configuration/value")
+            .pointer_mut(place)
             .ok_or("the picker has no configuration")?;
         let mut configuration: Map<String, Value> =
             serde_json::from_str(text.as_str().ok_or("the configuration is no text")?)?;
@@ -122,6 +130,22 @@ impl EnvoyConfig {
             .pointer_mut("/typed_config/config/vm_config/code")
             .ok_or("the picker has no module")?;
         *code = json!({"local": {"filename": file}});
+        Ok(())
+    }
+
+    /// Makes the edit that `native.yaml` describes: the native module picks in place of the wasm
+    /// filter.
+    ///
+    /// # Errors
+    /// Fails if the picker is not at its usual position.
+    pub fn use_native_module(&mut self) -> Result<()> {
+        let fragment = Self::shipped("native.yaml")?.0;
+        *self.picker()? = fragment;
+        self.filters()?
+            .retain(|filter| filter["name"] != "header_to_metadata");
+        let kept_names = json!({METRIC_NAMES: true});
+        self.0["layered_runtime"] =
+            json!({"layers": [{"name": "metrics", "static_layer": kept_names}]});
         Ok(())
     }
 

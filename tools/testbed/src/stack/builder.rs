@@ -12,7 +12,7 @@ use crate::envoy::{EnvoyConfig, EnvoyOptions, EnvoyProcess, EnvoySharing};
 use crate::model_server::{ModelServer, ModelServerOptions};
 use crate::ports::ReservedPort;
 use crate::shared_envoy::EnvoyShare;
-use crate::{Result, scorers};
+use crate::{Result, native, scorers};
 
 /// The process that picks endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,9 @@ pub enum PickerMode {
     /// The daemon picks, and the proxy calls the daemon by the Endpoint Picker Protocol; the
     /// configuration is `ext_proc.yaml`.
     ExtProc,
+    /// The native module in the proxy picks; the configuration is `standalone.yaml` with the
+    /// fragment `native.yaml`.
+    Native,
 }
 
 /// Describes a stack to start. Every setting defaults to what most tests need.
@@ -62,15 +65,23 @@ impl std::fmt::Debug for ConfigEdit {
 // === impl PickerMode ===
 
 impl PickerMode {
+    /// The modes that are not experimental.
     pub const ALL: [Self; 2] = [Self::Filter, Self::ExtProc];
 
-    /// Returns the name of the shipped file in `envoy-config/`.
-    #[must_use]
-    pub fn file(self) -> &'static str {
-        match self {
-            Self::Filter => "standalone.yaml",
+    /// Returns the shipped config.
+    ///
+    /// # Errors
+    /// Fails if the file does not exist or is not YAML.
+    pub fn config(self) -> Result<EnvoyConfig> {
+        let file = match self {
+            Self::Filter | Self::Native => "standalone.yaml",
             Self::ExtProc => "ext_proc.yaml",
+        };
+        let mut config = EnvoyConfig::shipped(file)?;
+        if self == Self::Native {
+            config.use_native_module()?;
         }
+        Ok(config)
     }
 
     /// Returns the daemon's arguments for the picker configuration in `edits`, if the daemon picks.
@@ -287,8 +298,8 @@ impl StackBuilder {
 
     /// Shares an Envoy with other stacks, which saves the three seconds in which an Envoy compiles
     /// the filter. Use a shared Envoy for tests that read only replies, the access log and the
-    /// daemon's pages. If the daemon picks, the stack still has its own Envoy, which compiles no
-    /// filter.
+    /// daemon's pages. If the daemon or the native module picks, the stack still has its own Envoy,
+    /// which compiles no filter.
     #[must_use]
     pub fn shared_envoy(mut self) -> Self {
         self.envoy.sharing = EnvoySharing::Together;
@@ -309,7 +320,9 @@ impl StackBuilder {
     ///
     /// # Errors
     /// Fails if a part does not start. The error has the last lines of the logs.
-    pub async fn start(self) -> Result<Stack> {
+    pub async fn start(mut self) -> Result<Stack> {
+        let is_native = self.front == PickerMode::Native;
+        self.envoy.modules = is_native.then(native::folder).transpose()?;
         let folder = tempfile::Builder::new()
             .prefix("switchpoint-e2e-")
             .tempdir()?;
@@ -332,7 +345,7 @@ impl StackBuilder {
         let listener = lease()?;
         let admin = lease()?;
         let mut settings = self.daemon_settings(folder.path())?;
-        let is_own = self.envoy.sharing == EnvoySharing::Own || self.front == PickerMode::ExtProc;
+        let is_own = self.envoy.sharing == EnvoySharing::Own || self.front != PickerMode::Filter;
         let share = if is_own {
             None
         } else {
@@ -399,14 +412,14 @@ fn configured(
     edits: &[ConfigEdit],
     ports: &[(u16, u16)],
 ) -> Result<EnvoyConfig> {
-    let mut config = EnvoyConfig::shipped(front.file())?;
+    let mut config = front.config()?;
     for &(from, to) in ports {
         config.replace_port(from, to)?;
     }
     for edit in edits {
         match edit {
             ConfigEdit::Picker(keys) => match front {
-                PickerMode::Filter => config.set_picker(keys)?,
+                PickerMode::Filter | PickerMode::Native => config.set_picker(keys)?,
                 PickerMode::ExtProc => keys
                     .iter()
                     .try_for_each(|(key, value)| config.set_daemon(key, value))?,
