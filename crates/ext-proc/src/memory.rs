@@ -33,10 +33,10 @@ pub const HELD_BYTES_MAX: usize = 384 << 20;
 pub(super) const INCOMPLETE_BYTES_MAX: usize = HELD_BYTES_MAX / 2;
 
 /// The maximum cost of the incomplete bodies that the gateways at one address hold for this daemon,
-/// in bytes. For a moment a gateway holds twice as much, because refused bodies go later. This is
-/// less than 80 % of the heap limit of the shipped Envoy files (2 GiB), from which on Envoy resets
-/// streams.
-pub(super) const HIDDEN_BYTES_MAX: usize = 768 << 20;
+/// in bytes. For a moment a gateway holds several times as much, because it copies a body into a
+/// message, and refused bodies go later. Five times this maximum is less than the heap limit of the
+/// shipped Envoy files (2 GiB).
+pub(super) const HIDDEN_BYTES_MAX: usize = 384 << 20;
 
 /// The maximum number of streams of all connections: one for each exchange of all gateways. Each
 /// takes some KiB besides its accounted memory.

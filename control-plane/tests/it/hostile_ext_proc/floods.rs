@@ -178,7 +178,7 @@ async fn may_retry(gateway: &Channel) -> bool {
 /// Drills two gateways at one daemon. Both send the requests of the same client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_at_all_its_limits_takes_no_room_from_another_gateway() {
-    const BODIES: usize = 40;
+    const BODIES: usize = 20;
     const REFUSED: usize = 2;
     let program = DaemonProgram::with_endpoints(&["127.0.0.1:1", "127.0.0.1:2"]).await;
     let hostile = program.channel().await;
