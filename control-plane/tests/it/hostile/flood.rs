@@ -431,8 +431,9 @@ mod slow {
 
     /// The minimum part of the rate of one origin that the hostile host must send, in percent.
     /// Otherwise the test would show nothing about the limit. The rate may not be reached exactly,
-    /// because the daemon reads on only when a stream's turn comes.
-    const RATE_PERCENT_MIN: u64 = 80;
+    /// because the daemon reads on only when a stream's turn comes, and the hostile host has the
+    /// lowest priority on these cores.
+    const RATE_PERCENT_MIN: u64 = 60;
 
     /// The maximum: the allowance of one second more, and what waits in the streams' windows.
     const RATE_PERCENT_MAX: u64 = 125;
@@ -446,11 +447,10 @@ mod slow {
     /// Returns the number of open streams, from the daemon's metrics.
     async fn streams(admin: std::net::SocketAddr) -> u32 {
         let (_, page) = get(admin, "/metrics").await;
-        let rows = page
-            .lines()
-            .filter(|line| line.starts_with("switchpoint_proxies{"));
-        rows.filter_map(|row| row.rsplit(' ').next()?.parse::<u32>().ok())
-            .sum()
+        let mut rows = page.lines();
+        let value = rows.find_map(|row| row.strip_prefix("switchpoint_proxies{pool=\"default\"} "));
+        let number: f64 = value.and_then(|value| value.parse().ok()).unwrap();
+        number as u32
     }
 
     /// The observations of a good proxy and of the probes.
